@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
+from math import ceil, prod
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from subtune.core.workload import dtype_bits
 from subtune.passes.arena import Lifetime, place
 from subtune.passes.exprs import type_shape
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+NOTHING: Mapping[str, Fraction] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class _Step:
 
 
 def plan_memory(
-    mod: tvm.IRModule, inputs: int, rows_past_end: Mapping[str, int] = NOTHING
+    mod: tvm.IRModule, inputs: int, past_end: Mapping[str, Fraction] = NOTHING
 ) -> tuple[tvm.IRModule, MemoryPlan]:
     """Give every tensor of `main` a place.
 
@@ -72,20 +73,20 @@ def plan_memory(
         mod: `main` a straight line of `call_tir`s and reshapes outside any dataflow block, pure no more; what else is
             in it stays as it is, and what it makes and reads is left to TVM.
         inputs: how many of `main`'s parameters, the first ones, are the model's; the others are weights.
-        rows_past_end: of PrimFuncs that compute so many rows more than their tensors have, by name. The model's
-            outputs that they make have `slack`.
+        past_end: of PrimFuncs that compute more rows than their tensors have, by name: so large a part more. The
+            model's outputs that they make have `slack`.
 
     Returns:
         the module whose `main` takes the plan's `arguments`, and the plan.
     """
-    return plan_with_lives(mod, inputs, rows_past_end)[:2]
+    return plan_with_lives(mod, inputs, past_end)[:2]
 
 
 def plan_with_lives(
-    mod: tvm.IRModule, inputs: int, rows_past_end: Mapping[str, int] = NOTHING
+    mod: tvm.IRModule, inputs: int, past_end: Mapping[str, Fraction] = NOTHING
 ) -> tuple[tvm.IRModule, MemoryPlan, MemoryUse]:
     """As `plan_memory`, and who needs which part of the arena, and when."""
-    planner = _Planner(mod["main"], inputs, rows_past_end)
+    planner = _Planner(mod["main"], inputs, past_end)
     main, plan = planner.result()
     out = mod.clone()
     out.update_func(mod.get_global_var("main"), main)
@@ -95,9 +96,9 @@ def plan_with_lives(
 class _Planner:
     """One walk over `main`: who writes which buffer, who reads it last, and what becomes of the results."""
 
-    def __init__(self, main: Any, inputs: int, rows_past_end: Mapping[str, int]) -> None:
+    def __init__(self, main: Any, inputs: int, past_end: Mapping[str, Fraction]) -> None:
         self._main = main
-        self._rows_past_end = rows_past_end
+        self._past_end = past_end
         self._buffers: list[_Buffer] = []
         self._known: dict[Any, Any] = {}
         self._steps: list[_Step] = []
@@ -163,18 +164,17 @@ class _Planner:
         for arg in args:
             self._use(arg)
         made = [self._new(Base.ARENA, 0, shape, dtype) for shape, dtype in outputs]
-        if more := self._rows_past_end.get(value.args[0].name_hint, 0):
+        if more := self._past_end.get(value.args[0].name_hint):
             for tensor in (*args, *made):
                 self._extend(tensor, more)
         self._steps.append(_Step(value.args[0], (*args, *made)))
         self._known[var] = made if isinstance(value.ty, relax.TupleType) else made[0]
 
-    def _extend(self, tensor: Any, rows: int) -> None:
-        """Memory for some rows behind a tensor's last."""
+    def _extend(self, tensor: Any, part: Fraction) -> None:
+        """Memory for some rows behind a tensor's last, which may be pixels of images: so large a part of it."""
         buffer = self._buffers[tensor.buffer]
         nbytes = -(-prod(tensor.shape) * dtype_bits(tensor.dtype) // 8)
-        row = -(-nbytes // max(1, tensor.shape[0])) if tensor.shape else 0
-        buffer.nbytes = max(buffer.nbytes, nbytes + rows * row)
+        buffer.nbytes = max(buffer.nbytes, nbytes + ceil(nbytes * part))
 
     def _keep(self, var: Any, value: Any) -> None:
         """A call that is not planned. Its result may share memory with what it reads, which stays for good."""

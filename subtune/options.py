@@ -62,7 +62,8 @@ class Options:
     """Candidates per subgraph."""
     weights_limit: float | None = None
     """Times the model's own weights: what they take at most in the layouts that kernels want, the whole model together.
-    Above it those kernels give way that lose the least time for a byte. None: 1.25, or 128 MiB more if that is more."""
+    Above it those kernels give way that lose the least time for a byte. None: 1.25, or 128 MiB more if that is more;
+    with `dynamic` four times as much is added."""
     tune: bool = True
     """False takes what the database has, and default schedules for the rest."""
     verify: bool = True

@@ -55,6 +55,7 @@ from subtune.passes.partition import partition
 from subtune.passes.pool_volumes import pool_volumes
 from subtune.passes.recurrences import settle_recurrences
 from subtune.passes.regroup import rearrange
+from subtune.passes.repeated_constants import repeated_constants
 from subtune.passes.results import constants_copied, copies_for_results
 from subtune.passes.run import Dump, Look, Phase, pass_name, run_passes
 from subtune.passes.shared_heads import fold_shared_heads
@@ -64,6 +65,7 @@ from subtune.passes.widen import widen
 from subtune.passes.written_weights import written_weights
 
 NORMALIZE: tuple[Phase, ...] = (
+    Phase("repeated", (repeated_constants,)),
     Phase("recurrences", (settle_recurrences,)),
     Phase("written", (written_weights,)),
     Phase("halves", (widen,)),

@@ -22,9 +22,12 @@ from subtune import models
 from subtune.bench.render import BEGIN, END
 from subtune.cli.main import build_parser, main
 from tests.dynamic.models import decoder
+from tests.whole import IS_WHOLE
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+LONG = ("generate", "models", "quantised")
+"""Pages whose commands take long, and are run by other tests on other models."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
@@ -177,7 +180,12 @@ def test_commands_are_commands(page: Path) -> None:
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if list(commands(page)) or blocks(page.read_text(encoding="utf-8"), "python")],
+    [
+        page
+        for page in PAGES
+        if (IS_WHOLE or page.stem not in LONG)
+        and (list(commands(page)) or blocks(page.read_text(encoding="utf-8"), "python"))
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
 from subtune.backends.planned import Planned
 from subtune.core.account import MemoryUse
+from subtune.core.domain import Domain
+from subtune.core.manifest import STATIC
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.record import func_hash
 from subtune.core.variants import Variants
@@ -32,18 +35,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """`symbols` and `variants` as in `Planned`."""
+    """`domain` has the symbols, `variants` are as in `Planned`."""
 
-    symbols: tuple[str, ...] = ()
+    domain: Domain = STATIC
     variants: Mapping[str, Variants] = field(default_factory=dict)
 
-    def rows_past_end(self) -> dict[str, int]:
-        """Of the PrimFuncs that some kernel computes past the last row, by name."""
+    def past_end(self) -> dict[str, Fraction]:
+        """What PrimFuncs, by name, compute past the last row: at most so large a part of the greatest instance."""
+        greatest = self.domain.greatest
         most = {
-            name: max((kernel.rows_past_end for kernel in one.kernels), default=0)
+            name: max((kernel.past_end([dim.at(greatest) for dim in one.extents]) for kernel in one.kernels), default=0)
             for name, one in self.variants.items()
         }
-        return {name: rows for name, rows in most.items() if rows}
+        return {name: Fraction(part) for name, part in most.items() if part}
 
 
 def compile_module(mod: tvm.IRModule, device: Device | HardwareModel) -> tuple[Any, dict[str, str]]:
@@ -81,9 +85,9 @@ def build(
     each tensor is needed.
     """
     start = time.perf_counter()
-    calls, memory, use = plan_with_lives(_to_calls(mod, device), arrays[0], dynamic.rows_past_end())
+    calls, memory, use = plan_with_lives(_to_calls(mod, device), arrays[0], dynamic.past_end())
     program = _run(TO_PROGRAM, calls, device)
-    more = (hides_denormals, dynamic.symbols, dynamic.variants, is_traced)
+    more = (hides_denormals, dynamic.domain.names, dynamic.variants, is_traced)
     planned = Planned(calls, program, memory, arrays, frozenset(short), tuple(offsets), *more)
     hashes = _hashes(planned.program)
     memory, files = device.backend.build_program(planned, device, folder)

@@ -100,7 +100,7 @@ def _fill(folder: Path, package: Package, name: str, device: Device) -> None:
     table, arrays = laid_out(weights), (len(package.inputs), len(package.outputs))
     short = [kernel.name for kernel in package.kernels if 0.0 < kernel.tuned_s < _SHORT_S]
     offsets = [weight.offset for weight in table]
-    dynamic = Dynamic(package.domain.names, package.variants)
+    dynamic = Dynamic(package.domain, package.variants)
     more = (package.hides_denormals, dynamic, package.is_traced)
     hashes, memory, built, use = build(lifted, arrays, device, folder, short, offsets, *more)
     write_weights(weights, table, folder / WEIGHTS_NAME)

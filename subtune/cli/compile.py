@@ -38,7 +38,8 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--weights-limit",
         type=arguments.factor,
         metavar="X",
-        help="what weights may take as kernels want them, times the model's own (default: 1.25, or 128 MiB more; inf)",
+        help="what weights may take as kernels want them, times the model's own (default: 1.25, or 128 MiB more; "
+        "with --dynamic four times as much is added; inf)",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from subtune.core.dims import Dim
@@ -35,10 +37,12 @@ class Variant:
         """Parameters before the buffers."""
         return len(self.granules) * (2 if self.knows_extents else 1)
 
-    @property
-    def rows_past_end(self) -> int:
-        """At most."""
-        return max(self.granules, default=1) - 1
+    def past_end(self, extents: Sequence[int]) -> Fraction:
+        """How large a part of an instance's rows it computes past the last one, at most."""
+        parts = [
+            Fraction(granule - 1, extent) for granule, extent in zip(self.granules, extents, strict=True) if extent
+        ]
+        return max(parts, default=Fraction(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from subtune.dynamic.predict import instances_of, sampled, times_of
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 
-_MOST_LAYOUTS = 4
+MOST_LAYOUTS = 4
 """Of one workload's weights."""
 _FORESEEN = 0.5
 """Of the regret that is allowed: between the instances that are measured, times are told to a few percent."""
@@ -111,7 +111,7 @@ class _Times:
         for candidate, library in self._found.libraries.items():
             groups.setdefault(library.packings, []).append(candidate)
         found = []
-        for count in range(1, min(_MOST_LAYOUTS, len(groups)) + 1):
+        for count in range(1, min(MOST_LAYOUTS, len(groups)) + 1):
             for some in itertools.combinations(groups.values(), count):
                 members = tuple(itertools.chain.from_iterable(some))
                 seconds = np.array([self._seconds[one] for one in members])

@@ -22,7 +22,7 @@ from subtune.core.variants import Variants
 from subtune.database import opened
 from subtune.dynamic.arrange import Prepare, arranged_model
 from subtune.dynamic.assemble import kernels_of, variants_of
-from subtune.dynamic.choose import Chosen, Tuned, chosen
+from subtune.dynamic.choose import MOST_LAYOUTS, Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
 from subtune.dynamic.contest import Contest
 from subtune.dynamic.declare import declared
@@ -264,7 +264,13 @@ def _tuned(
             served = joint.served(name, workloads[name], prospects[name].tuned, prospects[name].untuned)
             found[name] = Tuned(workloads[name], served, uses.get(name, 1))
     own = sum(one.weights_bytes(dynamic.domain) * one.uses for one in found.values())
-    return chosen(found, dynamic.domain, options.regret, options.max_kernels, spare_bytes(own, options.weights_limit))
+    return chosen(
+        found,
+        dynamic.domain,
+        options.regret,
+        options.max_kernels,
+        spare_bytes(own, options.weights_limit, MOST_LAYOUTS),
+    )
 
 
 def _computes(workload: DynamicWorkload) -> bool:

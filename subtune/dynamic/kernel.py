@@ -19,7 +19,13 @@ from subtune.dynamic.samples import sample_tiles
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.pad_attention import KEYS
+from subtune.patterns.bottleneck import Bottleneck
+from subtune.patterns.chain import Chain
+from subtune.patterns.chain_copies import ChainWithCopies
 from subtune.patterns.contraction import Contraction
+from subtune.patterns.planes import Planes
+from subtune.patterns.pooled import Pooled
+from subtune.patterns.window import Window
 
 PLAIN = Candidate("plain")
 SINGLE = Candidate("plain", (("threads", 1),))
@@ -35,6 +41,9 @@ _MOST_ROWS = 1024
 """Of a tile."""
 _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
+
+_TILES_OTHERS = (Window, Planes, Pooled, Bottleneck, Chain, ChainWithCopies)
+"""Patterns whose tiles are of one image's pixels, or of one head's queries."""
 
 MIXING = frozenset(("strassen",))
 """Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote would get into
@@ -272,11 +281,14 @@ def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granul
 @lru_cache(maxsize=4)
 def tiles_rows(workload: DynamicWorkload, device: Device) -> bool:
     """Whether tiles have several of the rows that vary, and are computed whole: not those of a convolution, which are
-    pixels of one image, nor where kernels compare every row with the number that there is."""
+    pixels of one image, nor of a product of many, nor where kernels compare every row with the number that there is."""
     if len(workload.extents) != 1 or not device.backend.compares_lowered:
         return False
-    pattern = _problem(workload, (_USUAL,), device).pattern
-    return not isinstance(pattern, Contraction) or len(pattern.of_role("m")) == 1
+    one, other = (_problem(workload, (extent,), device).pattern for extent in (_USUAL, _USUAL + 3))
+    if isinstance(one, Contraction) and isinstance(other, Contraction):
+        rows = one.of_role("m")
+        return len(rows) == 1 and rows != other.of_role("m")
+    return not isinstance(one, _TILES_OTHERS)
 
 
 @lru_cache(maxsize=4)

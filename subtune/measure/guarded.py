@@ -83,7 +83,10 @@ def _fenced(nbytes: int) -> np.ndarray:
     if sys.platform != "linux":
         return np.empty(nbytes, np.uint8)
     usable = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = mmap.mmap(-1, usable + _FENCE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, usable + _FENCE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise MemoryError(f"no {usable} bytes between guard zones: {e}") from None
     whole = np.frombuffer(pages, np.uint8)
     end = ctypes.c_void_p(whole.ctypes.data + usable)
     if ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(_FENCE_BYTES), _NO_ACCESS):

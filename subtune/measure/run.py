@@ -27,6 +27,17 @@ def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Compari
     if job.session not in _PREPARED:
         return Unprepared()
     bench = _PREPARED[job.session] = _PREPARED.pop(job.session)
+    try:
+        return _answered(bench, job)
+    except MemoryError:
+        if len(_PREPARED) == 1:
+            raise
+        _PREPARED.clear()
+        _PREPARED[job.session] = bench
+        return _answered(bench, job)
+
+
+def _answered(bench: Bench, job: RunJob) -> Timing | Comparison | Failure:
     if isinstance(job, CheckJob):
         return bench.check(job)
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)

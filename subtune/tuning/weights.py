@@ -94,9 +94,10 @@ def known_to_be_slower(database: Database, device: Device) -> Slower:
     return of
 
 
-def spare_bytes(own: int, limit: float | None) -> float:
-    """What packed weights may take beyond `own` bytes of the model's; `limit` as of `within`."""
-    return (limit - 1) * own if limit is not None else max((LIMIT - 1) * own, FREE_BYTES)
+def spare_bytes(own: int, limit: float | None, layouts: int = 1) -> float:
+    """What packed weights may take beyond `own` bytes of the model's, `limit` as of `within`, where each may be kept in
+    so many layouts."""
+    return (limit - 1) * own if limit is not None else layouts * max((LIMIT - 1) * own, FREE_BYTES)
 
 
 def within(

@@ -64,6 +64,7 @@ OPERATORS = [case for case in (*FASTDLIGHT, *TENSORCORE, *GPU_OPS) if case.op]
 
 
 @pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
+@pytest.mark.grid
 def test_every_operator_has_candidates(case: GpuCase) -> None:
     assert case.op is not None
     assert GpuOp.from_json(case.op.to_json()) == case.op

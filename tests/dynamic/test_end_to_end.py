@@ -111,6 +111,40 @@ def test_positions_that_are_counted(compiled, tmp_path):
         assert np.array_equal(outputs["y"], y), values
 
 
+MASKED = """
+<ir_version: 8, opset_import: ["" : 18]>
+g (float[batch,seq,4] x) => (float[batch,1,seq,seq] y)
+{
+    zero = Constant<value = int64 {0}>()
+    step = Constant<value = int64 {1}>()
+    one = Constant<value = int64[1] {1}>()
+    wide = Constant<value = int64[3] {0, 1, 3}>()
+    nothing = Constant<value = float {0.0}>()
+    lowest = Constant<value = float {-3e38}>()
+    batch = Shape<start = 0, end = 1>(x)
+    seq = Shape<start = 1, end = 2>(x)
+    length = Squeeze(seq)
+    words = Range(zero, length, step)
+    column = Unsqueeze(words, wide)
+    is_word = GreaterOrEqual(column, zero)
+    whole = Concat<axis = 0>(batch, one, seq, seq)
+    is_seen = Expand(is_word, whole)
+    mask = Where(is_seen, nothing, lowest)
+    turned = Transpose<perm = [0, 2, 1]>(x)
+    scores = MatMul(x, turned)
+    by_head = Unsqueeze(scores, one)
+    masked = Add(by_head, mask)
+    y = Softmax<axis = -1>(masked)
+}
+"""
+
+
+def test_a_mask_that_is_made_of_the_shape(compiled, tmp_path):
+    """As BERT makes it that is given none: small ones are written out, large ones would be computed in every run."""
+    model = onnx.parser.parse_model(MASKED)
+    assert check_everywhere(compiled(model, tmp_path, batch="1,3,5", seq="2,50,120"), model) == 9
+
+
 def test_the_symbols_of_a_run_are_known(block):
     assert block.symbols_at(arrays(block, batch=2, seq=5)) == (2, 5)
     with pytest.raises(InputError, match="seq is 21"):

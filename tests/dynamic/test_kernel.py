@@ -29,7 +29,7 @@ from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
 from subtune.runtime import use_threads
-from tests.backends.workloads import dense, elementwise, layer_norm, softmax
+from tests.backends.workloads import batch_matmul, conv, dense, elementwise, layer_norm, softmax
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
 
 DEVICE = as_device(CPU("x86-64-v3", threads=1))
@@ -231,3 +231,21 @@ def test_threads_take_over_from_one_another_however_many_rows_there_are():
         given = [rng.standard_normal(arg.shape).astype(np.float32) for arg in args[:-1]]
         got = built(one.numbers((rows,)), given, args[-1].shape)
         np.testing.assert_allclose(got, expected("elementwise", given), rtol=1e-4, atol=1e-5, err_msg=f"{rows} rows")
+
+
+@pytest.mark.parametrize(
+    ("build", "family"),
+    [
+        (lambda images: conv(8, 32, 32, 3, groups=32, batch=images), "window"),
+        (lambda images: batch_matmul(images, 24, 32, 16), "contraction"),
+    ],
+    ids=["windows", "products"],
+)
+def test_tiles_of_one_image_are_of_no_others(build, family):
+    """Their tiles have several rows or pixels, and not of the images that vary: none is computed that is not there."""
+    workload = of_rows(build)
+    proposed = backends.candidates(workload.at((6,)), DEVICE, 8)
+    found = [dynamic_kernel(workload, one, DEVICE) for one in proposed if one.family == family and one.get("mr") != 1]
+    made = [one for one in found if isinstance(one, DynamicKernel)]
+    assert made
+    assert {one.granules for one in made} == {(1,)}

@@ -12,12 +12,13 @@ from onnx import helper, numpy_helper
 from subtune.backends import as_device, candidates
 from subtune.backends.cpu.timing import bench as timing
 from subtune.core.candidate import DEFAULT
-from subtune.core.measurement import Timing
+from subtune.core.measurement import Comparison, Timing
 from subtune.measure import build as building
 from subtune.measure import copies as keeping
+from subtune.measure import run as running
 from subtune.measure.copies import Copies
 from subtune.measure.guarded import Guarded
-from subtune.measure.messages import BuildJob, CompareJob, Library, TimeJob
+from subtune.measure.messages import BuildJob, CheckJob, CompareJob, Library, TimeJob
 from subtune.measure.session import SCHEDULE
 from subtune.pipeline import prepare
 
@@ -81,6 +82,44 @@ def test_weights_of_other_instances_are_the_same_copies(workload, device, tmp_pa
     assert held
     assert set(held) == set(copies._guarded)
     assert all(one is copies._guarded[key] for key, one in held.items())
+
+
+def test_results_of_other_workloads_are_forgotten(workload, device, tmp_path, monkeypatch):
+    """Each takes addresses, fences most of all, and a worker prepares hundreds of workloads in a compile."""
+    monkeypatch.setattr(timing, "_ARRAYS", arrays := Copies(1 << 20))
+    monkeypatch.setattr(timing, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(keeping, "_spare_addresses", lambda: 1 << 16)
+    job = BuildJob(workload.to_json(), 1, as_device(device), DEFAULT, SCHEDULE, str(tmp_path / "default"))
+    built = building.handle(job)
+    benches = [timing.Bench(workload, as_device(device).model, built) for _ in range(5)]
+    assert sum(one.mapped for _, one in arrays._guarded.values()) <= 1 << 16
+    for bench in benches:  # and are there again where one is asked for
+        assert isinstance(bench.compare(CompareJob(built, 0.01)), Comparison)
+
+
+ONCE = Timing(1.0, 1.0, 0.0, 1)
+ANSWER = Comparison(ONCE, ONCE, 1.0, 0.0)
+
+
+class Greedy:
+    """A session that has memory as soon as it is the only one."""
+
+    nbytes = 0
+
+    def check(self, job):
+        if len(running._PREPARED) > 1:
+            raise MemoryError
+        return ANSWER
+
+
+def test_where_memory_ends_other_sessions_give_way(monkeypatch):
+    monkeypatch.setattr(running, "_PREPARED", {"a": Greedy(), "b": Greedy()})
+    job = CheckJob(Library("", "", (), 0.0), session="a")
+    assert running.handle(job) == ANSWER
+    assert list(running._PREPARED) == ["a"]
+    monkeypatch.setattr(Greedy, "check", lambda self, job: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        running.handle(job)
 
 
 def test_what_a_kernel_wrote_to_is_copied_anew():

@@ -28,6 +28,7 @@ def test_a_model_says_what_it_is_and_is_the_same_twice() -> None:
 
 
 @pytest.mark.parametrize("name", models.quantised_names())
+@pytest.mark.grid
 def test_every_one_is_built(name: str) -> None:
     """And has integers in it, of the float model's inputs and outputs."""
     pytest.importorskip("onnxruntime")

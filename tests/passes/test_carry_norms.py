@@ -46,6 +46,7 @@ def network(norm="layer", plain=False, residual=False, bias=True, k=16, rows=ROW
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.grid
 def test_a_norm_between_products_is_taken_apart(norm, plain, residual, module, ops, agree):
     before = module(*network(norm, plain, residual))
     after = carry_norms(before, FORMS)

@@ -88,6 +88,7 @@ SHAPES = {
 @pytest.mark.parametrize("a_type", ["uint8", "int8"])
 @pytest.mark.parametrize("dims", SHAPES)
 @pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.grid
 def test_products(dims: str, a_type: str, b_type: str, is_constant: bool) -> None:
     """Zero points: none, one each, one of each row and column; known when the model is compiled, or not."""
     a, b = (some(dtype, *shape) for dtype, shape in zip((a_type, b_type), SHAPES[dims], strict=True))
@@ -110,6 +111,7 @@ def test_products(dims: str, a_type: str, b_type: str, is_constant: bool) -> Non
 @pytest.mark.parametrize("zero", [0, 128, 90, 255])
 @pytest.mark.parametrize("of", ["uint8", "int8"])
 @pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.grid
 def test_convolutions(of: str, zero: int, is_known: bool) -> None:
     """Padding is of the input's zero point, known or not; weights may be any bytes with any zero point."""
     x, w = some("uint8", 2, 6, 9, 8), some(of, 10, 6, 3, 3)

@@ -53,6 +53,7 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.grid
 def test_no_transpose_between_convolutions(name, ops, agree, const):
     x, bb = relax.Var("x", relax.TensorType(*X)), relax.BlockBuilder()
     with bb.function("main", [x]):

@@ -376,6 +376,7 @@ def random_dag(seed: int) -> tvm.IRModule:
 
 
 @pytest.mark.parametrize("seed", range(16))
+@pytest.mark.grid
 def test_random_dags_compute_the_same(seed: int) -> None:
     check_same(random_dag(seed), rtol=2e-4, atol=2e-4)
 

@@ -38,6 +38,7 @@ def pooled(module, kind, kernel, strides, *, count_pads=False, dilation=(1, 1, 1
         ((1, 1, 1), (1, 1, 1), 0),
     ],
 )
+@pytest.mark.grid
 def test_windows_that_overlap_are_those_of_images(module, ops, agree, kind, kernel, strides, images, is_turned):
     before = pooled(module, kind, kernel, strides, is_turned=is_turned)
     after = pool_volumes(channels_to_last(before))

@@ -75,6 +75,7 @@ CASES = {
 
 @needs_tiles
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str) -> None:
     workload, expected = CASES[case]
     proposed = [c for c in backends.candidates(workload, SPR, topk=400) if c.family == "amx"]

@@ -97,6 +97,7 @@ def some(workload: Workload) -> list[Candidate]:
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("case", PRODUCTS)
+@pytest.mark.grid
 def test_candidates_are_exact(case: str) -> None:
     workload, reference = PRODUCTS[case]
     exact = [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in given(workload)[:-1]]

@@ -91,6 +91,7 @@ CASES = {
 
 @needs_tiles
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_as_exact_as_float32(case: str) -> None:
     """Against float64: no larger an error than NumPy's product of float32 has, or a few roundings of the result."""
     workload, expected = CASES[case]

@@ -52,6 +52,7 @@ def special(shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("shape", [(7, 1090), (6, 64), (5, 37), (5, 3, 129)])
+@pytest.mark.grid
 def test_candidates_are_right(kind: str, shape: tuple[int, ...], device: CPUModel) -> None:
     workload = imported(kind, shape)
     assert in_two(workload.func) is not None

@@ -272,6 +272,7 @@ def assert_right(result: np.ndarray, workload: Workload, reference: Callable[...
 
 @needs_bf16
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str) -> None:
     workload, reference = CASES[case]
     proposed = backends.candidates(workload, ZEN4, topk=40)
@@ -338,6 +339,7 @@ RAGGED = {
 @needs_bf16
 @pytest.mark.parametrize("order", ["m", "n", "mn", "nm"])
 @pytest.mark.parametrize("case", RAGGED)
+@pytest.mark.grid
 def test_a_last_tile_computes_no_vector_of_padding(case: str, order: str) -> None:
     workload, reference = RAGGED[case]
     for knobs in ({}, {"prefetch": True}):

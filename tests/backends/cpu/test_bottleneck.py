@@ -103,6 +103,7 @@ def large_caches(device: CPUModel) -> CPUModel:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_the_policys_candidates_are_right(case: str, device: CPUModel) -> None:
     workload, answer = block(**CASES[case])
     proposed = backends.candidates(workload, large_caches(device))

@@ -167,6 +167,7 @@ def test_the_largest_sums_are_exact(name: str, rows: str) -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "haswell" else pytest.param(name, marks=pytest.mark.slow) for name in HERE]
 )
+@pytest.mark.grid
 def test_candidates_are_exact(name: str, case: str) -> None:
     if name == AS_WIDE and HOST.name != name and case == "product of two":
         pytest.skip("LLVM 22 vectorises what packs words of 256 bits for AVX-512 into what fails its own verifier")

@@ -118,6 +118,7 @@ def in_double(inputs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_the_policys_candidates_are_right(case: str, device: CPUModel) -> None:
     build, reference = CASES[case]
     workload = build()

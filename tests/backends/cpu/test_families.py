@@ -67,6 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = CASES[case]()
     expected = run(workload, None)
@@ -152,6 +153,7 @@ PRODUCTS: dict[str, tuple[Callable[[int, int, int], Workload], bool]] = {
 @pytest.mark.parametrize("is_serial", [False, True])
 @pytest.mark.parametrize("order", ["m", "n", "mn", "nm"])
 @pytest.mark.parametrize("case", PRODUCTS)
+@pytest.mark.grid
 def test_a_last_tile_computes_no_vector_of_padding(
     case: str, order: str, is_serial: bool, run: Run, device: CPUModel
 ) -> None:
@@ -275,6 +277,7 @@ def test_winograd_in_register_tiles_that_do_not_divide_an_image(
 @pytest.mark.parametrize(
     ("cin", "cout", "groups", "nr"), [(64, 64, 4, 16), (48, 96, 2, 48), (16, 64, 4, 16), (64, 64, 8, 8)]
 )
+@pytest.mark.grid
 def test_winograd_of_groups(
     m: int, tolerance: float, fuse: bool, cin: int, cout: int, groups: int, nr: int, run: Run, device: CPUModel
 ) -> None:

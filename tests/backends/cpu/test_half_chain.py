@@ -79,6 +79,7 @@ def reference(q: Any, k: Any, v: Any, mask: Any) -> np.ndarray:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "keys"), [(32, 32), (19, 37)])
 @pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.grid
 def test_attention_in_halves_is_one_kernel_and_right(
     dtype: str, rows: int, keys: int, turned: bool, device: CPUModel
 ) -> None:

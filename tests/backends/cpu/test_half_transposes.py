@@ -39,6 +39,7 @@ KNOBS = [{"inner": "a"}, {"inner": "b"}, {"rows": 64}, {"rows": 64, "columns": 1
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.grid
 def test_halves_are_turned(shape: str, body: str, dtype: str, device: CPUModel) -> None:
     extents, order = SHAPES[shape]
     workload = build(lambda emit, x: BODIES[body](emit, x, order), [extents], dtype=dtype)

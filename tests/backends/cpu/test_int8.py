@@ -101,6 +101,7 @@ def given(workload: Workload) -> list[np.ndarray]:
 
 @needs_vnni
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_exact(case: str) -> None:
     workload, reference = CASES[case]
     proposed = [c for c in backends.candidates(workload, ICELAKE, topk=60) if c.family == "contraction_int8"]

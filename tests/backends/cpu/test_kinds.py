@@ -125,6 +125,7 @@ CASES: dict[str, tuple[Callable[[], Workload], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     make, template = CASES[case]
     workload = make()
@@ -324,6 +325,7 @@ def test_joined_inputs_are_copied_without_questions(device: CPUModel) -> None:
 
 @pytest.mark.parametrize("case", [case for case, (_, template) in CASES.items() if template == "transpose"])
 @pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.grid
 def test_transposes_in_blocks_are_right(case: str, rows: int, run: Run, device: CPUModel) -> None:
     """Ragged ones as well: the last blocks overlap their neighbours."""
     workload = CASES[case][0]()
@@ -363,6 +365,7 @@ def test_several_blocks_of_a_transpose_are_right(run: Run, device: CPUModel) -> 
         ((3, 70, 5, 67), (2, 0, 3, 1)),
     ],
 )
+@pytest.mark.grid
 def test_transposes_in_whole_blocks_are_right(name: str, shape: Shape, order: Shape, run: Run) -> None:
     """Tiles of half a vector's width, for every width of vectors; ragged blocks overlap their neighbours."""
     workload = _permuted(shape, order)

@@ -104,6 +104,7 @@ def theirs() -> Any:
 
 
 @pytest.mark.parametrize("name", NODES)
+@pytest.mark.grid
 def test_as_onnxruntime(name: str, ours: Any, theirs: Any) -> None:
     output = f"y{list(NODES).index(name)}"
     for x in _inputs():

@@ -79,6 +79,7 @@ def check(candidate: Candidate, got: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "name", ["haswell", "cortex-a72", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nehalem", "apple-m1"))]
 )
+@pytest.mark.grid
 def test_kernels_for_narrower_vectors_are_right(name: str, case: str, run: Run) -> None:
     """The schedules of the other processor, built for this one: LLVM takes vectors of any width."""
     device, workload = CPU(name, threads=2), CASES[case]()

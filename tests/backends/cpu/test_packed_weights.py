@@ -95,6 +95,7 @@ def of_vectors(vectors: int, **knobs: Any) -> Candidate:
 
 @pytest.mark.parametrize("vectors", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.grid
 def test_products(name: str, vectors: int) -> None:
     workload = CASES[name].workload()
     arrays = given(workload)

@@ -83,6 +83,7 @@ def proposed(workload: Workload, device: CPUModel) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("case", [*REDUCTIONS, *NORMS])
+@pytest.mark.grid
 def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = {**REDUCTIONS, **NORMS}[case]()
     expected = run(workload, None)

@@ -110,6 +110,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = CASES[case]()
     found = [c for c in backends.candidates(workload, device, topk=200) if c.family == "planes"]

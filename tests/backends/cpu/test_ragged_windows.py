@@ -57,6 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_candidates_are_right(case: str, run: Run, device: CPUModel) -> None:
     workload = CASES[case]()
     proposed = backends.candidates(workload, device, topk=400)

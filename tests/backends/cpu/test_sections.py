@@ -52,6 +52,7 @@ CASES = {
 
 @pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_it_is_right(case: str, serial: bool, run: Run, device: CPUModel) -> None:
     workload = CASES[case]()
     made = Candidate.make("elementwise", shape="sections", unroll=1, wide=False, serial=serial)

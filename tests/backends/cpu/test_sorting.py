@@ -49,6 +49,7 @@ MORE = [("haswell", "int32"), ("x86-64", "uint8")] if IS_WHOLE else []
     [("", "int32"), ("", "uint8"), ("haswell", "uint8"), ("x86-64", "int32"), *MORE],
 )
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_order_and_ties_are_right(case: str, dtype: str, processor: str, device: CPUModel) -> None:
     if processor and dtype != "int32":
         return

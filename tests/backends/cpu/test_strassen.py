@@ -60,6 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_it_is_right(case: str, run: Run) -> None:
     make, knobs = CASES[case]
     workload, device = make(), replace(CPU("auto"), vector_bytes=64)

@@ -51,6 +51,7 @@ def refusal(workload: Workload, vectors: int = 1, device: Device | CPUModel = ZE
 @needs_dots
 @pytest.mark.parametrize("vectors", [1, 2, 4])
 @pytest.mark.parametrize("name", NIBBLES)
+@pytest.mark.grid
 def test_products(name: str, vectors: int) -> None:
     workload = NIBBLES[name].workload()
     form, arrays = form_of(workload), given(workload)

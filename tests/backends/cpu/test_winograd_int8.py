@@ -80,6 +80,7 @@ def test_tiles_that_fit_and_tiles_that_overhang(size: int, fuse: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("name", ["nehalem", "haswell", "skylake-avx512", "icelake-server"])
+@pytest.mark.grid
 def test_processors_with_other_instructions(name: str, dtype: str) -> None:
     device = CPU(name, threads=2)
     if device.obstacle():

@@ -83,6 +83,7 @@ def check(workload: Workload, stride: int, padding: int) -> None:
         ((9, 9), 6, (3, 3), 1),
     ],
 )
+@pytest.mark.grid
 def test_they_are_exact(size: Pair, cin: int, kernel: Pair, stride: int, padding: int, rows: str) -> None:
     check(conv(size, cin, kernel, stride, padding, rows), stride, padding)
 

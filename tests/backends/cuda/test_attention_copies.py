@@ -104,6 +104,7 @@ def test_what_is_not_all_of_the_keys_or_values_is_not_proposed(other: dict[str, 
 
 @pytest.mark.parametrize("knobs", KNOBS)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_every_element_is_stored_once(case: str, knobs: Knobs) -> None:
     """Tile by tile, by the kernel's own expressions of who stores which box, and where from."""
     workload = attention_that_gives(**CASES[case])

@@ -100,6 +100,7 @@ SMALL: dict[str, tuple[dict[str, Any], Knobs]] = {
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("case", SMALL)
+@pytest.mark.grid
 def test_values(case: str, tmp_path: Path) -> None:
     shape, knobs = SMALL[case]
     workload = attention(**shape)

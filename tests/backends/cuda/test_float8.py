@@ -92,6 +92,7 @@ def expected(given: Workload, inputs: list[np.ndarray], stride: int) -> np.ndarr
         ("convolution", "H100", "cuda.mma"),
     ],
 )
+@pytest.mark.grid
 def test_products_are_rounded_once(name: str, device: str, family: str, tmp_path: Path) -> None:
     given = workload(name, device)
     inputs = numbers(given)

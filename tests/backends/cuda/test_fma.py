@@ -51,6 +51,7 @@ def printed(kernel: Kernel, device: str) -> str:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.grid
 def test_lowers_to_cuda(name: str, device: str) -> None:
     source = source_of(name, device)
     workload, candidate = CASES[name]
@@ -65,6 +66,7 @@ def test_lowers_to_cuda(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.grid
 def test_memory_of_its_own_is_whole(name: str) -> None:
     """TVM shrinks an allocation to what it sees used, and it does not see what a function in C++ uses."""
     workload, candidate = CASES[name]
@@ -97,6 +99,7 @@ def test_weights_are_packed_by_k(name: str) -> None:
 @pytest.mark.skipif(not compiler(), reason="nothing compiles CUDA here")
 @pytest.mark.parametrize("device", ["A100", "H100"])
 @pytest.mark.parametrize("name", ["3x3", "few channels", "F(4)", "given nt", "given nt, 2 slices"])
+@pytest.mark.grid
 def test_nothing_spills(name: str, device: str) -> None:
     for kernel in resources(compile_source(source_of(name, device), DEVICES[device].target())):
         assert kernel.stack_bytes == 0, kernel

@@ -89,6 +89,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.grid
 def test_lowers_to_cuda(name: str, device: str) -> None:
     source = source_of(scheduled(name, DEVICES[device]).func, DEVICES[device])
     _, candidate = CASES[name]

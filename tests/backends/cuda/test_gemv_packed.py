@@ -92,6 +92,7 @@ def form_of(given: Workload) -> PackedGemv | NotApplicable:
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.grid
 def test_values(name: str, kind: str, tmp_path: Path) -> None:
     check(CASES[name][0], kernel_of(name), A100, tmp_path, kind)
 

@@ -207,6 +207,7 @@ def test_a_run_lies_in_one_section_or_is_one_element(left: int, right: int, is_a
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.grid
 def test_every_template_of_every_kind_becomes_cuda(kind):
     taken = chosen(kind, "sm_90a")
     assert taken, "no candidates"
@@ -220,6 +221,7 @@ def test_every_template_of_every_kind_becomes_cuda(kind):
 @needs_compiler
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", ["softmax", "column sums", "depthwise", "transpose and add", "int4", "gemv [k, n]"])
+@pytest.mark.grid
 def test_machine_code_of_three_architectures_spills_nothing(kind, arch):
     device = CUDA(arch)
     candidate = chosen(kind, arch)[0]

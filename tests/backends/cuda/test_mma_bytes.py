@@ -120,6 +120,7 @@ def unscheduled(given: Workload, inputs: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "device"), [*((name, "A100") for name in MODELS), ("residual", "T4"), ("sixteen channels", "T4")]
 )
+@pytest.mark.grid
 def test_bytes_are_exact(name: str, device: str, tmp_path: Path) -> None:
     given = workload(name, device)
     inputs = numbers(given)

@@ -96,6 +96,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("half", ["", "float16"])
 @pytest.mark.parametrize("device", [H200, replace(H200, sms=1)], ids=["all steps in one", "step by step"])
+@pytest.mark.grid
 def test_values_of_all_steps(case: str, half: str, device: CUDAModel, tmp_path: Path) -> None:
     op, sizes, lengths, attrs = CASES[case]
     model, x = layer(op, sizes, lengths, **attrs), floats(sizes[0], sizes[1], 6)

@@ -40,12 +40,14 @@ FLOAT32 = ("3x3", "few channels", "dense nn", "sixteen rows", "sliced", "F(4)", 
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.grid
 def test_products(name: str, tmp_path: Path) -> None:
     workload, _ = test_gemm.CASES[name]
     check(workload, test_gemm.scheduled(name, A100), A100, tmp_path)
 
 
 @pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.grid
 def test_float32(name: str, tmp_path: Path) -> None:
     workload, candidate = fma_workloads.CASES[name]
     kernel = backends.schedule(workload, candidate, A100)

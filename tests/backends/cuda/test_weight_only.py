@@ -83,6 +83,7 @@ def form(given: Workload) -> Form | NotApplicable:
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "random") for name in CASES), *((name, "adversarial") for name in LARGE)]
 )
+@pytest.mark.grid
 def test_values(name: str, kind: str, tmp_path: Path) -> None:
     given, candidate, device = CASES[name]
     check(given, kernel_of(given, candidate, device), device, tmp_path, kind)

@@ -317,6 +317,7 @@ BUILT = [
 
 
 @pytest.mark.parametrize(("workload", "tiling", "instruction"), BUILT, ids=str)
+@pytest.mark.grid
 def test_kernels_build_for_hopper(workload, tiling, instruction):
     device = allowing(H200, tf32=True)
     kernel = backends.schedule(workload, Candidate.make("cuda.wgmma", **tiling.knobs()), device)

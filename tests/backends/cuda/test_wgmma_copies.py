@@ -160,6 +160,7 @@ def test_every_element_is_stored_once(case: str) -> None:
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_kernels_are_right(case: str, tmp_path: Path) -> None:
     """The whole kernel on the processor: the product within its rounding, and its copies bit by bit."""
     options, tiling = CASES[case]

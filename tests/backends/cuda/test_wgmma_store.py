@@ -105,6 +105,7 @@ def fragments(tiles: np.ndarray, tiling: Tiling) -> np.ndarray:
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_a_tile_is_stored(case: str, tmp_path: Path) -> None:
     """relu(sum + bias + residual), where it belongs and nowhere else."""
     workload, tiling = CASES[case]

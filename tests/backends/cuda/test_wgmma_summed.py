@@ -66,6 +66,7 @@ def inputs_of(workload: Workload) -> list[np.ndarray]:
 
 @pytest.mark.skipif(not cuda_on_cpu.toolkit(), reason="no headers of CUDA or no C++ compiler")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.grid
 def test_kernels_are_right(case: str, tmp_path: Path) -> None:
     """The whole kernel: copies through tensor maps, products, and stores."""
     shape, options, tiling = CASES[case]

@@ -251,6 +251,7 @@ DYNAMIC = {
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.grid
 def test_dynamic(name: str, tmp_path: Path) -> None:
     """Sums of integers are exact; what follows is of float32."""
     model = dynamic(*DYNAMIC[name])

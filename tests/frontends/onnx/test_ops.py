@@ -331,6 +331,7 @@ CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.grid
 def test_operator_agrees_with_onnx_runtime(case: str) -> None:
     op, inputs, opset, attrs = CASES[case]
     attrs = dict(attrs)
@@ -465,6 +466,7 @@ def test_operator_with_constant_inputs_agrees_with_onnx_runtime(case: str) -> No
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.grid
 def test_recurrent_agrees_with_onnx_runtime(op: str, direction: str) -> None:
     gates, dirs = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if direction == "bidirectional" else 1
     steps, batch, width, hidden = 5, 3, 4, 6

@@ -79,6 +79,7 @@ def test_any_geometry(seed: int) -> None:
         ("AveragePool", {"count_include_pad": 0, "dilations": [2, 1, 2]}),
     ],
 )
+@pytest.mark.grid
 def test_volumes_are_pooled_by_axes(op: str, attrs: dict[str, Any], kernel: tuple[int, int, int]) -> None:
     pads = [min(1, k - 1) for k in kernel]
     check(*node_model(op, [floats(2, 3, 9, 7, 11)], 22, kernel_shape=kernel, pads=pads * 2, strides=[2, 1, 2], **attrs))

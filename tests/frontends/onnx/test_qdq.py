@@ -106,6 +106,7 @@ def test_quantised_by_blocks(name: str, axis: int, size: int) -> None:
 
 @pytest.mark.parametrize("to", [F, np.float16])
 @pytest.mark.parametrize("name", ["int32", *SHORT, *NARROW])
+@pytest.mark.grid
 def test_weights(name: str, to: Any) -> None:
     """Constants: one scale, one of each position of an axis, one of each block; some are zero or negative."""
     opset = NARROW.get(name, 21)
@@ -252,6 +253,7 @@ def nbits(
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.grid
 def test_weights_of_few_bits(bits: int, size: int) -> None:
     for points in ("", "packed", *(["floats"] if bits == 4 else [])):
         np.testing.assert_allclose(*nbits(bits, size, points), rtol=1e-4, atol=1e-4)

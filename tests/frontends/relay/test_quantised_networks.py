@@ -93,6 +93,7 @@ def test_convolutions_round_as_they_are_told(layout: str, rounding: str, compute
      ("uint8", "int8", (300, 3))],
 )  # fmt: skip
 @pytest.mark.parametrize("layout", KERNEL)
+@pytest.mark.grid
 def test_convolutions_of_any_bytes(layout: str, x_type: str, w_type: str, zeros: Any, tmp_path: Path) -> None:
     """A zero point beyond the type, which padding cannot hold, leaves int32."""
     x, w = ints(x_type, 1, 8, 7, 6), ints(w_type, 12, 8, 3, 3)

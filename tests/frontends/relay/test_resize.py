@@ -451,6 +451,7 @@ CASES = Together(
 
 
 @CASES.parameters()
+@pytest.mark.grid
 def test_agrees_with_numpy(name: str) -> None:
     CASES.check(name)
 

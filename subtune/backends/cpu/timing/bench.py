@@ -34,8 +34,8 @@ _PAST_L3 = 4
 _MAX_COPIES_PAST_L3 = 128
 _COPIES = Copies(1 << 30)
 """Of weights: each packing of many has as many as exceed L3, through which calls rotate."""
-_INPUTS = Copies(1 << 28)
-"""Of what no weights are: it must not take their place."""
+_ARRAYS = Copies(1 << 29)
+"""Of what no weights are, results among it: they must not take the place of those."""
 _LARGE_BYTES = 1 << 20
 """Of an array that is kept between checks: smaller ones are copied anew each time, as fences take addresses; constants
 that have none are kept."""
@@ -81,7 +81,8 @@ class Bench:
             for blocks in make_sets(workload, dangers, BLOCK)
         ]
         self._pool: dict[tuple[int, int], Guarded] = {}
-        self._written: dict[int, tuple[int, bool, Guarded]] = {}
+        self._results = [np.empty(0) for _ in self._outputs]
+        """Under which memory for outputs is kept."""
         self._touched: set[tuple[tuple[int, Packing], ...]] = set()
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
@@ -118,8 +119,7 @@ class Bench:
         references = [right.outputs for right in self._right.made]
         arrays = [*self._sets, *references]
         held = sum(array.nbytes for some in arrays for array in some)
-        guarded = [*self._pool.values(), *(one for *_, one in self._written.values())]
-        return held + sum(one.bytes.nbytes for one in guarded)
+        return held + sum(one.bytes.nbytes for one in self._pool.values())
 
     def _scales_by_nudging(self, kernel: Any, default: Library, index: int, found: list[np.ndarray]) -> list[float]:
         """See `condition`; zeros for what is not nudged."""
@@ -218,17 +218,15 @@ class Bench:
         ], ""
 
     def _output(self, number: int, library: Library) -> Guarded:
-        """Of much memory the last kernel's, if it is as this one wants it: new memory costs as much as a run."""
+        """Of much memory what a kernel before wrote to: new memory costs as much as a run."""
         arg, is_fenced = self._outputs[number], bool(library.numbers)
         slack = _slack(arg, library.rows_past_end)
-        kept = self._written.get(number)
-        if kept is not None and kept[:2] == (slack, is_fenced):
-            kept[2].slack[:] = 0xFF
-            return kept[2]
-        made = Guarded(arg.nbytes, elements(arg.shape), arg.dtype, slack, is_fenced)
-        if arg.nbytes >= _LARGE_BYTES:
-            self._written[number] = (slack, is_fenced, made)
-        return made
+        made = partial(Guarded, arg.nbytes, elements(arg.shape), arg.dtype, slack, is_fenced)
+        if arg.nbytes < _LARGE_BYTES:
+            return made()
+        kept = _ARRAYS.guarded(self._results[number], None, _checked(arg, library)[1], made)
+        kept.slack[:] = 0xFF
+        return kept
 
     def _given(self, library: Library, index: int) -> tuple[list[np.ndarray], list[Guarded]]:
         """The inputs of a set as a kernel takes them, and copies of them between guard zones."""
@@ -247,7 +245,8 @@ class Bench:
     def _spoilt(self, library: Library, index: int, position: int) -> None:
         """What a kernel has written to, or behind, is used no more."""
         if position >= len(self._inputs):
-            self._written.clear()
+            number = position - len(self._inputs)
+            _ARRAYS.drop(self._results[number], None, _checked(self._outputs[number], library)[1])
             return
         copies, which = _checked(self._inputs[position], library)
         copies.drop(self._sets[index][position], dict(library.packings).get(position), which)
@@ -334,7 +333,7 @@ def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:
 
 
 def _checked(arg: Arg, library: Library) -> tuple[Copies, int]:
-    """Where the copy of an input is that a kernel is checked on, and its number: what it may use behind the array, and
-    whether there is a fence, differ from kernel to kernel."""
+    """Where the copy of an argument is that a kernel is checked on, and its number: what may be used behind the array,
+    and whether there is a fence, differ from kernel to kernel."""
     number = -1 - 2 * _slack(arg, library.rows_past_end) - bool(library.numbers)
-    return (_COPIES if arg.is_constant else _INPUTS), number
+    return (_COPIES if arg.is_constant else _ARRAYS), number
