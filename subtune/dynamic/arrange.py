@@ -39,14 +39,15 @@ def arranged_model(domain: Domain, prepare: Prepare, device: Device, choose: Cho
     arranger = _Arranger(domain, prepare, device, choose)
     try:
         found = dynamic_model(domain, arranger.prepare)
+        kept = arranger.served(found)
     except UnsupportedOpsError:
         if not arranger.taken:
             raise
-        return dynamic_model(domain, prepare)
-    kept = arranger.served(found)
-    if kept == arranger.taken:
-        return found
-    return dynamic_model(domain, _Arranger(domain, prepare, device, lambda *_: dict(kept)).prepare)
+        kept = {}
+    if kept != arranger.taken:
+        arranger.taken = kept
+        found = dynamic_model(domain, arranger.prepare)
+    return found
 
 
 class _Arranger:
@@ -59,15 +60,18 @@ class _Arranger:
     def __init__(self, domain: Domain, prepare: Prepare, device: Device, choose: Choose) -> None:
         self._domain, self._prepare, self._device, self._choose = domain, prepare, device, choose
         self.taken: dict[str, int] = {}
+        self._greatest: tuple[Lengths, Prepared] | None = None
         self._others: Alternatives | None = None
         self._own: frozenset[str] = frozenset()
         """Keys of the partition's own workloads at the greatest instance."""
 
     def prepare(self, point: Mapping[str, int], lengths: Lengths) -> Prepared:
-        prepared = self._prepare(point, lengths)
-        if self._others is None and point is self._domain.greatest:
-            self._begin(prepared, lengths)
-        return self._arranged(prepared)
+        if point is not self._domain.greatest:
+            return self._arranged(self._prepare(point, lengths))
+        if self._greatest is None or self._greatest[0] != lengths:
+            self._greatest = lengths, self._prepare(point, lengths)
+            self._begin(self._greatest[1], lengths)
+        return self._arranged(self._greatest[1])
 
     def served(self, model: DynamicModel) -> dict[str, int]:
         """Of what is taken, that of which every kernel that the partition does not have has a candidate for all

@@ -20,7 +20,7 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
-from subtune.dynamic.arrange import Prepare, arranged_model
+from subtune.dynamic.arrange import arranged_model
 from subtune.dynamic.assemble import kernels_of, variants_of
 from subtune.dynamic.choose import MOST_LAYOUTS, Chosen, Tuned, chosen
 from subtune.dynamic.constants import multiplies_rows, with_corners
@@ -30,7 +30,7 @@ from subtune.dynamic.in_place import CachesInPlace
 from subtune.dynamic.inputs import that_read_inputs
 from subtune.dynamic.joint import Joint
 from subtune.dynamic.kernel import tiles_rows
-from subtune.dynamic.model import DynamicModel, corner_workloads, dynamic_model
+from subtune.dynamic.model import DynamicModel, corner_workloads
 from subtune.dynamic.tune import Prospect, can_overlap
 from subtune.dynamic.verify import DynamicVerification
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
@@ -127,7 +127,7 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         measurer.start(device)
         contest = Contest(measurer, store, options, clock)
         with clock.stage("prepare"), source.opened():
-            dynamic = _model(domain, kept.prepare, device, contest)
+            dynamic = arranged_model(domain, kept.prepare, device, contest.taken)
             device = device.for_working_set(dynamic.greatest.working_set_bytes)
             mod, workloads = _with_copies(dynamic, device, options.tune)
         with clock.stage("tune"):
@@ -163,13 +163,6 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
         precision=options.precision,
         products=dynamic.greatest.graph.products(),
     )
-
-
-def _model(domain: Domain, prepare: Prepare, device: Device, contest: Contest) -> DynamicModel:
-    """Attentions that are padded are several kernels."""
-    if device.backend.forms(device.model).pads_lengths:
-        return dynamic_model(domain, prepare)
-    return arranged_model(domain, prepare, device, contest.taken)
 
 
 def _assembled(
