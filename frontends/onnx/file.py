@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +54,12 @@ class OnnxModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A file that was read and parsed, to be imported more than once. `proto` is never changed."""
+    """A file that was read and parsed, to be imported more than once. `proto` is never changed; `arrays` are the weights
+    in it that were read, by name, where kernels could read them."""
 
     path: Path
     proto: onnx.ModelProto
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def open_file(path: Path) -> OpenedFile:
@@ -77,7 +79,7 @@ def open_file(path: Path) -> OpenedFile:
 
 def read_opened(file: OpenedFile) -> OnnxModel:
     """Raises ModelError: weights in side files that are not there."""
-    return _split(file.proto, DataDir.of(file.path), file.path.stem, file.path)
+    return _split(file.proto, DataDir.of(file.path), file.path.stem, file.path, file.arrays, kept=file.arrays)
 
 
 def read_bytes(data: bytes) -> OnnxModel:
@@ -138,6 +140,7 @@ def _split(
     name: str,
     source: Path | onnx.ModelProto | LentModel,
     arrays: Mapping[str, np.ndarray] | None = None,
+    kept: dict[str, np.ndarray] | None = None,
 ) -> OnnxModel:
     """The light protobuf and the weights; `proto` stays as it is and lends its big tensors, or `arrays` are they.
 
@@ -164,7 +167,7 @@ def _split(
         if arrays is not None and tensor.name in arrays:
             weights[tensor.name] = Weight(tensor, None, arrays[tensor.name])
         elif tensor_bytes(tensor) > BIG_BYTES:
-            weights[tensor.name] = Weight(tensor, find_side_file(tensor, data_dir))
+            weights[tensor.name] = Weight(tensor, find_side_file(tensor, data_dir), kept=kept)
         else:
             light.graph.initializer.append(tensor)
     for node in graph.node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,12 @@ def has_float8(model: Any) -> bool:
     return onnx.TensorProto.FLOAT8E4M3FN in types
 
 
+@lru_cache(maxsize=4)
+def _limits_of_file(path: Path, _written: int) -> Mapping[str, int]:
+    """As `integer_limits`: a model of many shapes asks at each of several, and the file may be large."""
+    return integer_limits(onnx.load(path, load_external_data=False))
+
+
 def integer_limits(model: Any) -> dict[str, int]:
     """Exclusive upper bound of each integer input that indexes a table: the smallest table's rows.
 
@@ -173,7 +180,7 @@ def integer_limits(model: Any) -> dict[str, int]:
             Unsqueeze, Identity and Flatten, tables through DequantizeLinear.
     """
     if isinstance(model, Path):
-        model = onnx.load(model, load_external_data=False)
+        return dict(_limits_of_file(model, model.stat().st_mtime_ns))
     rows: dict[str, tuple[int, ...]] = {init.name: tuple(init.dims) for init in model.graph.initializer}
     origin = {value.name: value.name for value in model.graph.input if value.name not in rows}
     limits: dict[str, int] = {}

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from subtune.core.errors import ModelError
+from subtune.runtime import aligned_array
 
 BIG_BYTES = 4096
 """Initialisers above this leave the light protobuf; shapes and axes, which inference wants to see, stay."""
@@ -52,16 +53,25 @@ class SideFile:
 class Weight:
     """One big initialiser: its protobuf (part of the model given, not a copy) and where its bytes are.
 
-    `lent` are the values themselves where somebody else has them in memory (`lent.LentModel`).
+    `lent` are the values themselves where somebody else has them in memory (`lent.LentModel`). In `kept`, by name, they
+    stay for another import.
     """
 
     tensor: TensorProto
     side_file: SideFile | None
     lent: np.ndarray | None = None
+    kept: dict[str, np.ndarray] | None = None
 
     def read(self) -> np.ndarray:
         """The values; they share the protobuf's, the mapped file's or the lender's memory where they can."""
-        return read_tensor(self.tensor, self.side_file) if self.lent is None else self.lent
+        if self.lent is not None:
+            return self.lent
+        found = read_tensor(self.tensor, self.side_file)
+        if self.kept is None or self.side_file is not None:
+            return found
+        own = self.kept[self.tensor.name] = aligned_array(found.shape, found.dtype, found.nbytes)
+        np.copyto(own, found)
+        return own
 
 
 def tensor_bytes(tensor: TensorProto) -> int:

@@ -10,6 +10,8 @@ SLOWER = 1.2
 """Above this the machine counts as disturbed; its frequency moves by less."""
 _SAMPLES = 3
 _PAUSE_S = 0.02
+_FRESH_S = 0.01
+"""So long after the machine was itself it is taken to be: looks of a few milliseconds follow one another."""
 _PATIENCE_S = 1.0
 """For one job, and for all jobs of a workload together twice that: then the machine is taken as it is."""
 _CREDIT_S = 4.0
@@ -25,6 +27,7 @@ class Patience:
         self._best_s = min(sample() for _ in range(20))
         self._credit_s = _CREDIT_S
         self._left_s = 0.0
+        self._calm_at = -_FRESH_S
         self.begin_workload()
 
     def begin_workload(self) -> None:
@@ -36,11 +39,12 @@ class Patience:
         end = time.perf_counter() + min(_PATIENCE_S, self._left_s)
         while True:
             begin = time.perf_counter()
-            while self.slowdown() > SLOWER and time.perf_counter() < end:
+            while begin - self._calm_at > _FRESH_S and self.slowdown() > SLOWER and time.perf_counter() < end:
                 time.sleep(_PAUSE_S)
             waited = time.perf_counter() - begin
             found = look()
             is_disturbed = self.slowdown() > SLOWER
+            self._calm_at = -_FRESH_S if is_disturbed else time.perf_counter()
             spent = waited if not is_disturbed else time.perf_counter() - begin
             self._left_s -= spent
             self._credit_s -= spent

@@ -17,6 +17,8 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
+from subtune.runtime import is_direct, is_numpys
+
 Expr: TypeAlias = Any  # a relax.Expr; TVM's classes are partly generated and do not type-check
 Converter: TypeAlias = Callable[["Node"], Any]  # an expression, or a tuple of them (None: an output never used)
 
@@ -93,8 +95,17 @@ def const(value: Any, dtype: str) -> Expr:
 
 
 def array_const(array: np.ndarray) -> Expr:
-    """A constant of the array's own dtype; `relax.const` of an array narrows int64 and float64, or copies it twice."""
-    return relax.const(tvm.runtime.tensor(np.asarray(array, order="C")))
+    """A constant of the array's own dtype, which may share its memory: do not write to that again.
+
+    `relax.const` of an array narrows int64 and float64, or copies it twice.
+    """
+    own = np.asarray(array, order="C")
+    if is_direct(own) and is_numpys(own.dtype):
+        try:
+            return relax.const(tvm.runtime.from_dlpack(own))
+        except (BufferError, RuntimeError):  # it begins where none of TVM's arrays does
+            pass
+    return relax.const(tvm.runtime.tensor(own))
 
 
 def axis_in(axis: int, ndim: int) -> int:
