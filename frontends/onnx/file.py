@@ -54,8 +54,8 @@ class OnnxModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A file that was read and parsed, to be imported more than once. `proto` is never changed; `arrays` are the weights
-    in it that were read, by name, where kernels could read them."""
+    """A file that was read and parsed, to be imported more than once. `proto` is never changed; `arrays` are those of its
+    weights that were read, by name."""
 
     path: Path
     proto: onnx.ModelProto
