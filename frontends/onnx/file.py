@@ -54,8 +54,10 @@ class OnnxModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A file that was read and parsed, to be imported more than once. `proto` is never changed; `arrays` are those of its
-    weights that were read, by name."""
+    """A file that was read and parsed, to be imported more than once. `proto` is never changed.
+
+    `arrays` are those of its weights that were read, by name.
+    """
 
     path: Path
     proto: onnx.ModelProto
