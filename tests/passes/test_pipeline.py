@@ -184,7 +184,7 @@ def test_a_failing_pass_is_named_with_those_before_it(bad, module):
     mod = module([((2, 3), "float32")], op.nn.relu)
     phases = (NORMALIZE[0], Phase("mine", (bad,)))
     with pytest.raises(
-        PassError, match=f"pass mine/{bad.__name__} failed, after recurrences/settle_recurrences"
+        PassError, match=f"pass mine/{bad.__name__} failed, after repeated/repeated_constants"
     ) as caught:
         run_passes(mod, phases)
     assert "\n" not in str(caught.value)
@@ -196,5 +196,5 @@ def test_dumps_each_pass(module, tmp_path):
     run_passes(mod, NORMALIZE, dump=Dump(tmp_path / "dump"))
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert len(names) == sum(len(phase.passes) for phase in NORMALIZE)
-    assert names[0] == "01-settle_recurrences.py"
+    assert names[0] == "01-repeated_constants.py"
     assert "relu" in (tmp_path / "dump" / names[-1]).read_text()

@@ -206,7 +206,8 @@ class Bench:
                 self._spoilt(library, index, i)
                 return [], f"wrote out of bounds of {arg.name}, {where}"
         for i, (arg, guarded, array) in enumerate(zip(self._inputs, inputs, given, strict=True)):
-            if not are_same(guarded.bytes, as_bytes(array)):
+            # who writes to weights does so whatever the other inputs are: megabytes are compared once
+            if not (arg.is_constant and index) and not are_same(guarded.bytes, as_bytes(array)):
                 self._spoilt(library, index, i)
                 return [], f"changed its input {arg.name}"
         for arg, output in zip(self._outputs, outputs, strict=True):
