@@ -26,7 +26,7 @@ from tests.whole import IS_WHOLE
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-LONG = ("generate", "models", "quantised")
+LONG = ("generate", "models", "quantised", "tutorial")
 """Pages whose commands take long, and are run by other tests on other models."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))

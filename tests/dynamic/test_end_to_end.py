@@ -17,8 +17,10 @@ from subtune.core.errors import InputError, SubtuneError
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from tests.dynamic import models
+from tests.whole import IS_WHOLE
 
 Compiled = Callable[..., Artifact]
+OTHERS_TEST_IT = pytest.mark.skipif(not IS_WHOLE, reason="takes long; for the whole suite")
 
 
 @pytest.fixture(scope="module")
@@ -167,10 +169,10 @@ def test_shapes_that_disagree_are_refused(block):
         (models.view, {"seq": "7"}, 1),
         (models.twins, {"n": "1..3", "m": "1..3"}, 9),
         (models.view, {"seq": "0..3"}, 4),
-        (models.cached, {"batch": "1..2", "past": "0,1,30,31,40", "seq": "1..5"}, 50),
+        pytest.param(models.cached, {"batch": "1..2", "past": "0,1,30,31,40", "seq": "1..5"}, 50, marks=OTHERS_TEST_IT),
         (models.placed, {"past": "0..9", "seq": "1..4"}, 40),
         (models.halves, {"batch": "1", "height": "8..24/8", "width": "16,32"}, 6),
-        (models.routed, {"tokens": "1..9"}, 9),
+        pytest.param(models.routed, {"tokens": "1..9"}, 9, marks=OTHERS_TEST_IT),
         (models.constants, {"seq": "1..7"}, 7),
         (models.by_columns, {"seq": "1..9"}, 9),
         (models.depthwise, {"width": "1..10"}, 10),

@@ -14,6 +14,7 @@ from subtune.core.errors import InputError, UnsupportedOpsError
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from tests.dynamic import relay_models as models
+from tests.whole import IS_WHOLE
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def test_images(measurer: LocalMeasurer, tmp_path: Path) -> None:
     assert check_everywhere(compiled(measurer, models.IMAGES, tmp_path, **options), models.images) == 8
 
 
+@pytest.mark.skipif(not IS_WHOLE, reason="takes long; of ONNX it is always tested")
 def test_an_attention_of_any_batch_and_length(measurer: LocalMeasurer, tmp_path: Path) -> None:
     """The second input has `?` of its own, which are declared to be those of the first."""
     dynamic = {"x.0": "1..3", "x.1": "1..13", "rest.0": "x.0", "rest.1": "x.1"}
