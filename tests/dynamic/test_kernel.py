@@ -29,6 +29,7 @@ from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
 from subtune.runtime import use_threads
+from tests.backends.cpu.test_bottleneck import block
 from tests.backends.workloads import batch_matmul, conv, dense, elementwise, layer_norm, softmax
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
 
@@ -238,8 +239,9 @@ def test_threads_take_over_from_one_another_however_many_rows_there_are():
     [
         (lambda images: conv(8, 32, 32, 3, groups=32, batch=images), "window"),
         (lambda images: batch_matmul(images, 24, 32, 16), "contraction"),
+        (lambda images: block(8, 8, 16, 32, 16, batch=images, residual=True)[0], "bottleneck"),
     ],
-    ids=["windows", "products"],
+    ids=["windows", "products", "bottlenecks"],
 )
 def test_tiles_of_one_image_are_of_no_others(build, family):
     """Their tiles have several rows or pixels, and not of the images that vary: none is computed that is not there."""
