@@ -7,7 +7,8 @@ are folded:
 
 - `add(broadcast_to(a), broadcast_to(b))` -> `broadcast_to(add(a, b))`, folded, where `a` and `b` are known;
 - `add(x, broadcast_to(a))` -> `add(x, a)`, where `x` has the shape of the sum;
-- `where(c, x, y)` -> `x` or `y`, where `c` is true or false everywhere.
+- `where(c, x, y)` -> `x` or `y`, where `c` is true or false everywhere;
+- `softmax(x + 0)` -> `softmax(x)`, which is what is left of a mask that hides nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
-from tvm.ir import Call
+from tvm.ir import Call, IRModule
 
 from subtune.passes.exprs import Expr, array_of, dtype_of, is_const, make_const, op_name, scalar_of, shape_of
 from subtune.passes.fold_constants import evaluated, fold, operand_of
@@ -111,9 +111,11 @@ def _repeated(walk: Walk, arg: Expr) -> Expr | None:
 
 def _known(walk: Walk, arg: Expr) -> Any:
     """As `operand_of`; a constant that was broadcast is seen so, in no more memory than its own."""
-    constant, shape = _repeated(walk, arg), shape_of(arg) if isinstance(arg, tvm.ir.Var) else None
-    array = array_of(constant) if constant is not None else None
-    return operand_of(walk, arg) if array is None or shape is None else np.broadcast_to(array, shape)
+    constant = _repeated(walk, arg)
+    if constant is None:
+        return operand_of(walk, arg)
+    shape = shape_of(arg)
+    return None if shape is None else np.broadcast_to(array_of(constant), shape)  # type: ignore[arg-type]
 
 
 _RULES: Rules = {
@@ -123,6 +125,6 @@ _RULES: Rules = {
 }
 
 
-def repeated_constants(mod: tvm.IRModule) -> tvm.IRModule:
+def repeated_constants(mod: IRModule) -> IRModule:
     """Masks that repeat along an axis are computed once and read in place."""
     return rewrite(mod, _RULES)

@@ -81,7 +81,7 @@ def open_file(path: Path) -> OpenedFile:
 
 def read_opened(file: OpenedFile) -> OnnxModel:
     """Raises ModelError: weights in side files that are not there."""
-    return _split(file.proto, DataDir.of(file.path), file.path.stem, file.path, file.arrays, kept=file.arrays)
+    return _split(file.proto, DataDir.of(file.path), file.path.stem, file.path, kept=file.arrays)
 
 
 def read_bytes(data: bytes) -> OnnxModel:
@@ -144,7 +144,8 @@ def _split(
     arrays: Mapping[str, np.ndarray] | None = None,
     kept: dict[str, np.ndarray] | None = None,
 ) -> OnnxModel:
-    """The light protobuf and the weights; `proto` stays as it is and lends its big tensors, or `arrays` are they.
+    """The light protobuf and the weights; `proto` stays as it is and lends its big tensors, or `arrays` are they;
+    in `kept` they stay for another import.
 
     Left behind: documentation, metadata, training information, the shapes noted for intermediate values
     (inferred anew), and the initialisers' entries among the graph's inputs, where IR versions below 4 list them.

@@ -66,12 +66,13 @@ class Weight:
         """The values; they share the protobuf's, the mapped file's or the lender's memory where they can."""
         if self.lent is not None:
             return self.lent
-        found = read_tensor(self.tensor, self.side_file)
         if self.kept is None or self.side_file is not None:
-            return found
-        own = self.kept[self.tensor.name] = aligned_array(found.shape, found.dtype, found.nbytes)
-        np.copyto(own, found)
-        return own
+            return read_tensor(self.tensor, self.side_file)
+        if self.tensor.name not in self.kept:
+            found = read_tensor(self.tensor)
+            own = self.kept[self.tensor.name] = aligned_array(found.shape, found.dtype, found.nbytes)
+            np.copyto(own, found)
+        return self.kept[self.tensor.name]
 
 
 def tensor_bytes(tensor: TensorProto) -> int:

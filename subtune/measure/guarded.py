@@ -33,7 +33,10 @@ class Guarded:
         import tvm
 
         size = nbytes + slack + 2 * GUARD_BYTES + _ALIGN
-        raw = _fenced(size) if is_fenced else _pages(size)
+        try:
+            raw = _fenced(size) if is_fenced else _pages(size)
+        except OSError as e:  # of a mapping
+            raise MemoryError(f"no {size} bytes between guard zones: {e}") from None
         self.held = size
         """Bytes of memory that it takes."""
         self.mapped = size + (_FENCE_BYTES if is_fenced else 0)
@@ -83,10 +86,7 @@ def _fenced(nbytes: int) -> np.ndarray:
     if sys.platform != "linux":
         return np.empty(nbytes, np.uint8)
     usable = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    try:
-        pages = mmap.mmap(-1, usable + _FENCE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as e:
-        raise MemoryError(f"no {usable} bytes between guard zones: {e}") from None
+    pages = mmap.mmap(-1, usable + _FENCE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(pages, np.uint8)
     end = ctypes.c_void_p(whole.ctypes.data + usable)
     if ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(_FENCE_BYTES), _NO_ACCESS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ class Patience:
         self._best_s = min(sample() for _ in range(20))
         self._credit_s = _CREDIT_S
         self._left_s = 0.0
-        self._calm_at = -_FRESH_S
+        self._calm_at = -math.inf
         self.begin_workload()
 
     def begin_workload(self) -> None:
@@ -39,12 +40,13 @@ class Patience:
         end = time.perf_counter() + min(_PATIENCE_S, self._left_s)
         while True:
             begin = time.perf_counter()
-            while begin - self._calm_at > _FRESH_S and self.slowdown() > SLOWER and time.perf_counter() < end:
-                time.sleep(_PAUSE_S)
+            if begin - self._calm_at > _FRESH_S:
+                while self.slowdown() > SLOWER and time.perf_counter() < end:
+                    time.sleep(_PAUSE_S)
             waited = time.perf_counter() - begin
             found = look()
             is_disturbed = self.slowdown() > SLOWER
-            self._calm_at = -_FRESH_S if is_disturbed else time.perf_counter()
+            self._calm_at = -math.inf if is_disturbed else time.perf_counter()
             spent = waited if not is_disturbed else time.perf_counter() - begin
             self._left_s -= spent
             self._credit_s -= spent
