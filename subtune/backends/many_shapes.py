@@ -41,6 +41,10 @@ class ManyShapes:
         first parameters and the attribute `core.variants.GREATEST`. Raises TargetError where there are none."""
         raise TargetError(f"there are no dynamic shapes for {device.model.description}; give every dimension a value")
 
+    def completed(self, func: tvm.tirx.PrimFunc, device: Device) -> tvm.tirx.PrimFunc:
+        """A kernel of dynamic shapes, made of what `comparable` left, as `lower` takes it."""
+        return func
+
     def plain(self, workload: Workload, is_single: bool = False) -> Kernel:
         """A workload as it is, its outermost loops shared out, with `is_single` one by one: alike at all extents, where
         nothing else is. Raises TargetError as `comparable` does."""

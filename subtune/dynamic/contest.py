@@ -62,7 +62,7 @@ class Contest:
         between_s = planned.prospects.between_s
         found = {one.name: fastest_foreseen(one, planned.expected, between_s) for one in others.regions}
         left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
-        if not left or not self._options.tune:
+        if not left:
             return found, {}
         measured = self._measured(planned, replace(others, regions=tuple(left)), device)
         return {**found, **measured}, measured
@@ -70,6 +70,7 @@ class Contest:
     def _measured(self, planned: Plan, doubtful: Alternatives, device: Device) -> dict[str, int]:
         keys = {key for one in doubtful.regions for way in one.alternatives for key in way.keys}
         budget_s = None if self._options.budget_s is None else _SHARE * self._options.budget_s
+        budget_s = budget_s if self._options.tune else 0.0
 
         def concerned(some: tuple[Single, ...]) -> list[Single]:
             return [one for one in some if one.workload.key in keys]

@@ -49,7 +49,7 @@ def schedule(workload: Workload, candidate: Candidate, device: Device) -> Kernel
     found = single_kernel(whole, tiles, device) if is_alone(candidate) else dynamic_kernel(whole, tiles, device)
     if isinstance(found, NotApplicable):
         return found
-    kernel = linked(whole, found, greatest)
+    kernel = linked(whole, found, greatest, device)
     if is_alone(candidate):
         return replace(kernel, iterations=0.0, least=1, most=1)
     return kernel if tiles == candidate else overlapping(whole, kernel)
@@ -66,12 +66,12 @@ def _whole(text: str, num_outputs: int) -> tuple[DynamicWorkload, tuple[int, ...
     return DynamicWorkload(template, num_outputs, extents, shapes, greatest, tuple(data["least"])), greatest
 
 
-def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int]) -> Kernel:
+def linked(workload: DynamicWorkload, kernel: DynamicKernel, greatest: Sequence[int], device: Device) -> Kernel:
     """The kernel as it is built: with memory of its own for the greatest instance."""
     numbers = dict(zip(kernel.names(workload), kernel.numbers(greatest), strict=True))
     func = kernel.template.symbolic(list(numbers), numbers, kernel.is_lowered)
     return Kernel(
-        func,
+        device.backend.completed(func, device),
         kernel.packings,
         granules=kernel.granules,
         knows_extents=kernel.knows_extents,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from subtune import backends
+from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT
 from subtune.core.clock import Clock
 from subtune.core.graph import Alternatives
@@ -23,7 +24,7 @@ from subtune.pipeline import Prepared
 from subtune.pipeline import prepare as prepared_of
 from subtune.tuning import choose
 from subtune.tuning.records import Records
-from subtune.tuning.search import Single
+from subtune.tuning.search import Search, Single
 
 DEVICE = backends.device_of("nvidia/nvidia-h100", None, None, PLAIN, is_measured=False)
 OWN, ONE_KERNEL = 0, 1
@@ -50,9 +51,19 @@ class Measured:
         (self._key,) = others.regions[0].alternatives[ONE_KERNEL].keys
         self._seconds, self._interrupted = one_kernel_s, interrupted
         self.keys: set[str] = set()
+        self.budget_s: float | None = -1.0
 
-    def __call__(self, first: list[Single], *_: Any, rivals: list[Single], later: list[Single], **__: Any) -> Records:
-        records = Records()
+    def __call__(
+        self,
+        first: list[Single],
+        _: Device,
+        search: Search,
+        *,
+        rivals: list[Single],
+        later: list[Single],
+        **__: Any,
+    ) -> Records:
+        records, self.budget_s = Records(), search.budget_s
         self.keys = {one.workload.key for one in (*first, *rivals, *later)}
         records.interrupted = self._interrupted
         for key in self.keys if not self._interrupted else ():
@@ -96,8 +107,17 @@ def test_what_is_clear_is_not(stem: Prepared, others: Alternatives, monkeypatch:
     monkeypatch.setattr(contest, "tune", tune)
     monkeypatch.setattr(choose, "_CLEARLY", 1e-9)  # whatever is foreseen
     assert taken(stem, others)[0] == ONE_KERNEL
+
+
+def test_without_tuning_what_was_measured_decides(
+    stem: Prepared, others: Alternatives, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choose, "_CLEARLY", 100.0)
-    assert taken(stem, others, tune=False)[0] == OWN
+    assert taken(stem, others, tune=False)[0] == OWN, "nothing was"
+    remembered = Measured(others, 1.5e-6)
+    monkeypatch.setattr(contest, "tune", remembered)
+    assert taken(stem, others, tune=False)[0] == ONE_KERNEL
+    assert remembered.budget_s == 0, "and nothing is"
 
 
 def test_an_interrupt_leaves_the_partitions_own(

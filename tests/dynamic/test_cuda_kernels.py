@@ -77,7 +77,7 @@ def kernel(workload: DynamicWorkload, candidate: Candidate, most: int = MOST) ->
     found = dynamic_kernel(workload, candidate, DEVICE)
     assert isinstance(found, DynamicKernel), found.reason
     assert set(found.granules) == {1}, "nothing is computed past the last row"
-    return linked(workload, found, (most,))
+    return linked(workload, found, (most,), DEVICE)
 
 
 def first_of(family: str, workload: DynamicWorkload, most: int = MOST) -> Candidate:

@@ -76,7 +76,7 @@ def check(workload: DynamicWorkload, kind: str, one: DynamicKernel) -> None:
     rng = np.random.default_rng(0)
     (granule,) = one.granules
     most = 3 * granule + 1 if granule > 1 else 17
-    built = FlatKernel(linked(workload, one, (most,)), DEVICE)
+    built = FlatKernel(linked(workload, one, (most,), DEVICE), DEVICE)
     for rows in range(1, most + 1):
         args = workload.at((rows,)).args
         given = [rng.standard_normal(arg.shape).astype(np.float32) for arg in args[:-1]]
@@ -115,7 +115,7 @@ def test_a_workload_travels_in_an_attribute():
     found = schedule(carried(workload, (20,)), one.candidate, DEVICE)
     assert not isinstance(found, NotApplicable), found.reason
     assert found.granules == one.granules
-    again = linked(workload, one, (20,))
+    again = linked(workload, one, (20,), DEVICE)
     assert found.func.script() == again.func.script()
 
 
@@ -221,7 +221,7 @@ def test_threads_take_over_from_one_another_however_many_rows_there_are():
     device, workload = as_device(CPU("x86-64-v3", threads=2)), of_rows(KINDS["elementwise"])
     one = dynamic_kernel(workload, PLAIN, device)
     assert isinstance(one, DynamicKernel), one.reason
-    kernel = linked(workload, one, (300,))
+    kernel = linked(workload, one, (300,), DEVICE)
     code = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
     assert "atomicrmw add" in code.inspect_source("ll")
     built = FlatKernel(kernel, device)

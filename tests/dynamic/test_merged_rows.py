@@ -61,7 +61,7 @@ def test_what_stays_as_it_is(workload: Workload) -> None:
 
 def test_one_artifact_for_any_batch(tmp_path: Path) -> None:
     b = Builder("layer", opset=17, dtype="float32")
-    x = b.input("x", ("batch", 24, 5, 7))
+    x = b.op("Relu", b.input("x", ("batch", 24, 5, 7)))  # what the layer reads is in its own order
     b.output(b.op("Relu", b.conv("layer", x, 24, 40, 1)), ("batch", 40, 5, 7))
     model, path = b.finish(), tmp_path / "layer.subtune"
     report = compile_model(model, path, dynamic={"batch": "1..5"}, threads=2, topk=1, verify=False)
@@ -70,6 +70,7 @@ def test_one_artifact_for_any_batch(tmp_path: Path) -> None:
     artifact, rng = subtune.load(path), np.random.default_rng(0)
     for batch in range(1, 6):
         given = rng.standard_normal((batch, 24, 5, 7)).astype("float32")
-        wanted = np.einsum("bihw,oi->bohw", given, weights[:, :, 0, 0]) + sum(one[:, None, None] for one in bias)
+        product = np.einsum("bihw,oi->bohw", np.maximum(given, 0), weights[:, :, 0, 0])
+        wanted = product + sum(one[:, None, None] for one in bias)
         (got,) = artifact.run({"x": given}).values()
         np.testing.assert_allclose(got, np.maximum(wanted, 0), rtol=1e-4, atol=1e-4)

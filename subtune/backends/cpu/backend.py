@@ -144,14 +144,16 @@ class CPUBackend(Backend):
 
     def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """Lowered to loops over flat buffers."""
-        from tvm import ir
+        from subtune.backends.cpu.lowering.pipeline import looped, lowered
 
-        from subtune.backends.cpu.lowering.join_kernels import flattened
+        return lowered(func, device.model.target(), looped)
+
+    def completed(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
+        """With what is to be unrolled unrolled: once, in place of at every instance that is compared."""
         from subtune.backends.cpu.lowering.launches import asserts, joined
-        from subtune.backends.cpu.lowering.pipeline import FLAT
+        from subtune.backends.cpu.lowering.pipeline import FLAT, lowered, unrolled
 
-        gvar = ir.GlobalVar("main")
-        whole = joined(flattened({gvar: func}, device.model.target())[gvar])
+        whole = joined(lowered(func, device.model.target(), unrolled))
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
 
     def for_many_shapes(self, problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:

@@ -79,7 +79,7 @@ def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
         candidate = Candidate.make("cuda.wgmma", raster=1, **knobs, **({"single": True} if single else {}))
         kernel = dynamic_kernel(workload, candidate, device)
         assert isinstance(kernel, DynamicKernel), kernel.reason
-        func = linked(workload, kernel, (1 << 12,)).func.with_attr("global_symbol", "main")
+        func = linked(workload, kernel, (1 << 12,), device).func.with_attr("global_symbol", "main")
         return str(device.backend.lower(func, device).imports[0].inspect_source())
 
     of_tiles = made(single=True, columns=256)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.tirx import PrimFunc
+
+from subtune.tir.walk import found
 
 LAUNCH, _BARRIER = "pragma_parallel_launch_point", "pragma_parallel_barrier_when_finish"
 
@@ -28,7 +29,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A flat kernel: the buffers that all its stages see, and its stages in their order."""
+    """A flat kernel: the buffers and numbers that all its stages see, and its stages in their order."""
 
     buffers: tuple[Any, ...]
     stages: tuple[Stage, ...]
@@ -50,7 +51,7 @@ def steps(func: PrimFunc) -> Steps | None:
     stages: list[Stage] = []
     waiting: list[Any] = []
     for statement in body:
-        if isinstance(statement, tirx.AllocBuffer | tirx.DeclBuffer):
+        if isinstance(statement, tirx.AllocBuffer | tirx.DeclBuffer) or _is_number(statement):
             buffers.append(statement)
         elif _is_parallel(statement):
             stages += [_once(waiting)] if waiting else []
@@ -77,14 +78,12 @@ def one_launch(stages: Sequence[Stage], buffers: Sequence[Any] = ()) -> Any:
 
 def joined(func: PrimFunc) -> PrimFunc:
     """A flat kernel with one launch for all its parallel loops; `func` itself where it has one, or none."""
-    found = steps(func)
-    return func if found is None or len(found.stages) < 2 else func.with_body(one_launch(found.stages, found.buffers))
+    parts = steps(func)
+    return func if parts is None or len(parts.stages) < 2 else func.with_body(one_launch(parts.stages, parts.buffers))
 
 
 def asserts(func: PrimFunc) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(func.body, (tirx.AssertStmt, found.append))
-    return bool(found)
+    return bool(found(func.body, tirx.AssertStmt))
 
 
 def _once(statements: Sequence[Any]) -> Stage:
@@ -97,19 +96,21 @@ def _pragma(key: str, body: Any) -> tirx.AttrStmt:
     return tirx.AttrStmt(tirx.const(0, "int32"), key, tirx.const(1, "int32"), body)
 
 
+def _is_number(statement: Any) -> bool:
+    """Whether it binds what depends on no memory: how many tiles the extents of a kernel of many shapes make."""
+    return isinstance(statement, tirx.Bind) and not any(
+        found(statement.value, kind) for kind in (ir.TensorLoad, ir.Call)
+    )
+
+
 def _is_parallel(statement: Any) -> bool:
     return isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL
 
 
 def _has_parallel(statement: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(statement, (tirx.For, lambda loop: found.append(loop) if _is_parallel(loop) else None))
-    return bool(found)
+    return any(map(_is_parallel, found(statement, tirx.For)))
 
 
 def may_fail(statement: Any) -> bool:
     """Whether it calls something that may report an error."""
-    found: list[Any] = []
-    calls = lambda call: found.append(call) if "packed" in getattr(call.op, "name", "") else None  # noqa: E731
-    tvm_ffi.structural_walk(statement, (ir.Call, calls))
-    return bool(found)
+    return any("packed" in getattr(call.op, "name", "") for call in found(statement, ir.Call))

@@ -28,6 +28,7 @@ Long chains of choices are compiled in bounded time (`long_choices`), and long c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,24 @@ _TO_LOOPS = (
 )
 """The first of TVM's passes, but for those that GPUs need: what they leave are loops over flat buffers."""
 
+_TO_VECTORS = (
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.AnnotateIrregularLoop,
+    tirx.transform.VectorizeLoop,
+    tirx.transform.StorageRewrite,
+)
+_FROM_UNROLLED = (
+    tirx.transform.UnrollLoop,
+    s_tir.transform.RenormalizeSplitPattern,
+    tirx.transform.StmtSimplify,
+    s_tir.transform.RewriteUnsafeSelect,
+    tirx.transform.CommonSubexprElim,
+    tirx.transform.FP8ComputeLegalize,
+    tirx.transform.AnnotateEntryFunc,
+)
+"""TVM's HoistIfThenElse and RemoveNoOp look at every iteration of the unrolled loops, and LLVM's code is the same
+without them."""
+
 _PACKING = (
     tirx.transform.SplitHostDevice,
     tirx.transform.MakePackedAPI,
@@ -84,22 +103,32 @@ _PACKING = (
 )
 """The last of TVM's passes: from here on parameters are a packed call's arguments."""
 
-_LEFT_TO_LLVM = ("s_tir.HoistIfThenElse", "tirx.RemoveNoOp")
-"""They look at every iteration of the unrolled loops, and LLVM's code is the same without them."""
-
 
 def flat(mod: tvm.IRModule) -> tvm.IRModule:
     """PrimFuncs with their target bound, lowered to loops at the root; parameters are still buffers."""
-    from tvm.s_tir.pipeline import default_s_tir_pipeline
+    return unrolled(looped(mod))
 
-    lower, _, _ = default_s_tir_pipeline()
-    around = tvm.transform.PassContext.current()
-    to_loops = [made() for made in _TO_LOOPS]
-    passes = [_any_alignment(), _answerable(), digits_kept(), *to_loops, whole_vectors()]
-    mod = tvm.ir.transform.Sequential(passes)(mod)
-    without = [*(one.info.name for one in (*to_loops, *(made() for made in _PACKING))), *_LEFT_TO_LLVM]
-    with tvm.transform.PassContext(opt_level=around.opt_level, config=around.config, disabled_pass=without):
-        return tvm.ir.transform.Sequential([lower, lookups_in_registers(), _small_buffers_on_stack()])(mod)
+
+def looped(mod: tvm.IRModule) -> tvm.IRModule:
+    """The first half of `flat`: loops as they were scheduled, those to be unrolled, too."""
+    passes = [_any_alignment(), _answerable(), digits_kept(), *_made(_TO_LOOPS), whole_vectors(), *_made(_TO_VECTORS)]
+    return tvm.ir.transform.Sequential(passes)(mod)
+
+
+def unrolled(mod: tvm.IRModule) -> tvm.IRModule:
+    """The second half, which takes the longer the more there is to unroll."""
+    passes = [*_made(_FROM_UNROLLED), lookups_in_registers(), _small_buffers_on_stack()]
+    return tvm.ir.transform.Sequential(passes)(mod)
+
+
+def lowered(func: PrimFunc, target: tvm.target.Target, half: Callable[[IRModule], IRModule]) -> PrimFunc:
+    """One of the two, of a kernel by itself."""
+    alone = tvm.IRModule({"main": func.without_attr("global_symbol")})
+    return half(tirx.transform.BindTarget(target.with_host(target))(alone))["main"]
+
+
+def _made(passes: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [make() for make in passes]
 
 
 def _pipeline() -> tuple[Any, Any, Any]:
