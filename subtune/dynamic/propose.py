@@ -18,7 +18,8 @@ from subtune.tuning.waves import in_turn
 LARGE_BYTES = 1 << 26
 """Weights of which every layout takes seconds to make."""
 _MOST_KERNELS, _MANY_KERNELS = 24, 48
-"""Built of one workload; and where builds are beside what is measured, and measuring takes little."""
+"""Built of one workload; and where builds are beside what is measured, and measuring takes little, candidates in whose
+place some are built."""
 _FEW_KERNELS = 8
 """Of a workload that has so large ones."""
 _ALL_ROUND, _ALL_ROUND_OF_FAMILY = 3, 2
@@ -46,7 +47,7 @@ def proposals(
         without: families.
         between: more instances, of which the first candidates alone are taken, beside those of the others.
     """
-    turns: list[tuple[int, Candidate, Extents]] = []
+    turns: list[tuple[int, Candidate, Extents, Candidate]] = []
     is_many = device.backend.measuring.overlaps
     for extents in (*probes, *between):
         is_between = extents in between
@@ -63,15 +64,19 @@ def proposals(
             if is_between and rank:
                 continue
             of_any = served[candidate][: 1 if is_between else None]
-            turns += [(rank + later * place, one, extents) for place, one in enumerate(of_any)]
+            turns += [
+                (rank + later * place, one, extents, candidate if is_many else one) for place, one in enumerate(of_any)
+            ]
     origins: dict[Candidate, tuple[Extents, ...]] = {}
-    for _, one, extents in sorted(turns, key=lambda turn: turn[0]):
+    instead_of: dict[Candidate, Candidate] = {}
+    for _, one, extents, candidate in sorted(turns, key=lambda turn: turn[0]):
         origins[one] = tuple(dict.fromkeys((*origins.get(one, ()), extents)))
+        instead_of.setdefault(one, candidate)
     is_large = weights_bytes(workload, probes[-1]) > LARGE_BYTES
     most = _FEW_KERNELS if is_large else _MANY_KERNELS if is_many else _MOST_KERNELS
-    of_between = {one: at for one, at in origins.items() if set(at) <= set(between)}
-    left_out = [one for one in origins if one not in of_between][most:]
-    kept = {one: at for one, at in origins.items() if one not in left_out}
+    of_between = {one for one, at in origins.items() if set(at) <= set(between)}
+    built = [*dict.fromkeys(instead_of[one] for one in origins if one not in of_between)][:most]
+    kept = {one: at for one, at in origins.items() if one in of_between or instead_of[one] in built}
     everywhere: list[Candidate] = []
     for one in sorted(kept, key=lambda one: -len(kept[one])):
         of_family = sum(other.family == one.family for other in everywhere)
