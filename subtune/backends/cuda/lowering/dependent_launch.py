@@ -17,7 +17,8 @@ Sources: CUDA programming guide, programmatic dependent launch; PTX ISA, griddep
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterable
+from math import inf, prod
 from typing import Any
 
 import tvm
@@ -26,6 +27,11 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.script import tirx as T
+from tvm.sym.analyzer import Analyzer
+
+from subtune.core.variants import GREATEST
+from subtune.tir.substitute import substitute
+from subtune.tir.walk import found
 
 _PARAMS = "tirx.kernel_launch_params"
 _TAG = "tirx.use_programtic_dependent_launch"  # TVM's spelling
@@ -85,9 +91,22 @@ def _starting_next(func: Any) -> list[Any]:
 
 
 def _is_small(func: Any) -> bool:
-    """Whether its blocks all run at once, and leave room."""
+    """Whether its blocks all run at once, and leave room; of a kernel for many shapes, at the greatest one."""
     known, symbolic = _extents(func)
-    return not symbolic and prod(known.values()) <= _FEW_THREADS
+    if symbolic and GREATEST not in func.attrs:
+        return False
+    return prod(known.values()) * prod(_at_greatest(func, symbolic.values())) <= _FEW_THREADS
+
+
+def _at_greatest(func: Any, extents: Iterable[Any]) -> list[float]:
+    """What extents in a kernel's leading parameters, or in what is bound to these, are at its greatest instance."""
+    values = dict(
+        zip(func.params, (tirx.const(int(most), "int64") for most in func.attrs.get(GREATEST, ())), strict=False)
+    )
+    for bind in found(func.body, tirx.Bind):
+        values[bind.var] = Analyzer().simplify(substitute(bind.value, values))
+    simple = [Analyzer().simplify(substitute(extent, values)) for extent in extents]
+    return [int(one) if isinstance(one, tirx.IntImm) else inf for one in simple]
 
 
 def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
@@ -117,11 +136,4 @@ def _has_instruction(func: Any) -> bool:
 
 
 def _waits(body: Any) -> bool:
-    found = False
-
-    def look(call: Any) -> None:
-        nonlocal found
-        found = found or str(getattr(call.op, "name", "")) == "tirx.ptx.griddepcontrol"
-
-    tvm_ffi.structural_walk(body, (tvm.ir.Call, look), order="post")
-    return found
+    return any(str(getattr(call.op, "name", "")) == "tirx.ptx.griddepcontrol" for call in found(body, tvm.ir.Call))
