@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from subtune.backends.base import Host
+from subtune.backends.base import Host, OneState
 from subtune.backends.calibration import calibrated, calibration_path, overridden
 from subtune.backends.cuda.driver import DriverDevice, driver_device
 from subtune.backends.cuda.published import Published, limits_of, named, representative
@@ -17,13 +17,11 @@ from subtune.core.errors import TargetError
 from subtune.runtime import triples
 from subtune.runtime.host import usable_cores
 
-_KEPT_SHARE = 0.5
-"""Of L2, up to which it keeps what a model reads and writes until the next run."""
 _OLDEST = 60  # what NVRTC of CUDA 12 still builds for
 
 
 @dataclass(frozen=True, slots=True)
-class CUDAModel:
+class CUDAModel(OneState):
     """What the policies know of a GPU. Sizes in bytes, rates per second, "per SM": of one streaming multiprocessor."""
 
     name: str
@@ -55,8 +53,6 @@ class CUDAModel:
     """Dense tensor-core operations per SM and cycle, by operand dtype; sums in float32 or int32."""
     launch_s: float
     """From one kernel's end to the next one's begin, in a CUDA graph."""
-    keeps_working_set: bool = False
-    """Whether L2 keeps all that a run of the model reads and writes until the next run: see `for_working_set`."""
 
     @property
     def description(self) -> str:
@@ -68,15 +64,7 @@ class CUDAModel:
         return Host(triples.llvm_triple_here(), (), usable_cores())
 
     def comes_from_memory(self, weights_bytes: int) -> bool:
-        return False  # kernels are timed with caches as they find them
-
-    def for_working_set(self, nbytes: int) -> CUDAModel:
-        """As it is for a model that reads and writes so many bytes in a run."""
-        return replace(self, keeps_working_set=nbytes <= _KEPT_SHARE * self.l2_bytes)
-
-    @property
-    def measured_state(self) -> str:
-        return "in-l2" if self.keeps_working_set else ""
+        return False  # kernels are timed with cold caches, as they find them
 
     @property
     def between_kernels_s(self) -> float:
@@ -148,10 +136,7 @@ class CUDAModel:
         return "/".join(["cuda", self.arch, name, f"{self.sms}sm"])
 
     def to_json(self) -> str:
-        """Of the GPU; nothing of what it is to run."""
-        fields = asdict(self)
-        del fields["keeps_working_set"]
-        return json.dumps(fields, indent=2)
+        return json.dumps(asdict(self), indent=2)
 
     def overridden(self, path: str | os.PathLike[str], threads: int | None = None) -> CUDAModel:
         """This model with the fields that the JSON object in `path` gives."""

@@ -253,8 +253,8 @@ class CudaBench:
     def _new_calls(self, kernel: Any, library: Library) -> TimedCalls:
         """In a network, a kernel reads what another wrote a moment ago, which is in L2 where L2 holds it. Its constants
         were last read a whole run ago, and where it writes was last used for something else. So calls rotate through
-        copies of all but such inputs that together exceed L2, unless L2 keeps all that the model uses. `hot` stays with
-        one set; `cold` empties L2 before every call.
+        copies of all but such inputs that together exceed L2. `hot` stays with one set; `cold` empties L2 before every
+        call.
         """
         packings = dict(library.packings)
         arguments = [self._set_buffer(0, i, packings.get(i)) for i in range(len(self._inputs))]
@@ -263,7 +263,7 @@ class CudaBench:
         staying = frozenset(passing if holds else ())
         moving = [buffer.nbytes for i, buffer in enumerate((*arguments, *self._results)) if i not in staying]
         copies = 1
-        if self._mode == "rotating" and not self._device.keeps_working_set:
+        if self._mode == "rotating":
             copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, sum(moving)))))
         calls = [partial(kernel, *self._arguments(packings, copy, staying)) for copy in range(copies)]
         return TimedCalls(self._stream, calls, self._flush)
