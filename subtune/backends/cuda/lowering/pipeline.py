@@ -4,6 +4,7 @@ Different from TVM's `s_tir`:
 - asynchronous copies wherever a schedule asks for them, without a switch in the PassContext of whoever builds; of bytes
   with zeros around them, too (`async_bytes`);
 - tiles of more rows than there are copy the last one again (`free_rows`);
+- indices are counted in 32 bits (`narrow_indices`);
 - vectors that lie in one run of memory are seen to (`uniform_lanes`);
 - `swizzle` after the regions of intrinsics are known;
 - no common subexpressions: as variables they hide indices of warp memory from LowerWarpMemory (nvcc finds them again);
@@ -34,6 +35,7 @@ from subtune.backends.cuda.lowering.float_functions import short_float_functions
 from subtune.backends.cuda.lowering.free_rows import free_rows
 from subtune.backends.cuda.lowering.gelu import gelu
 from subtune.backends.cuda.lowering.nan import nan_kept
+from subtune.backends.cuda.lowering.narrow_indices import narrow_indices
 from subtune.backends.cuda.lowering.printable import printable
 from subtune.backends.cuda.lowering.settled import settled
 from subtune.backends.cuda.lowering.swizzle import swizzle
@@ -60,8 +62,8 @@ def _s_tir_to_flat() -> tuple[Any, ...]:
     return (
         *_blocks_to_loops(),
         # flat memory, narrow indices, vectors
-        x.FlattenBuffer(), x.BF16ComputeLegalize(), x.NarrowDataType(32), t.LoopPartition(), uniform_lanes,
-        x.VectorizeLoop(True), t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(),
+        x.FlattenBuffer(), x.BF16ComputeLegalize(), narrow_indices, x.NarrowDataType(32), t.LoopPartition(),
+        uniform_lanes, x.VectorizeLoop(True), t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(),
         t.HoistIfThenElse(), x.UnrollLoop(), t.RenormalizeSplitPattern(), x.StmtSimplify(), x.RemoveNoOp(),
         t.RewriteUnsafeSelect(),
         # threads and their barriers
