@@ -63,7 +63,8 @@ def _s_tir_to_flat() -> tuple[Any, ...]:
         *_blocks_to_loops(),
         # flat memory, narrow indices, vectors
         x.FlattenBuffer(), x.BF16ComputeLegalize(), narrow_indices, x.NarrowDataType(32), t.LoopPartition(),
-        uniform_lanes, x.VectorizeLoop(True), t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(), t.LowerAsyncDMA(),
+        uniform_lanes, x.VectorizeLoop(True), t.InjectVirtualThread(), t.InjectDoubleBuffer(), x.StorageRewrite(),
+        t.LowerAsyncDMA(),
         t.HoistIfThenElse(), x.UnrollLoop(), t.RenormalizeSplitPattern(), x.StmtSimplify(), x.RemoveNoOp(),
         t.RewriteUnsafeSelect(),
         # threads and their barriers
