@@ -221,7 +221,7 @@ def test_threads_take_over_from_one_another_however_many_rows_there_are():
     device, workload = as_device(CPU("x86-64-v3", threads=2)), of_rows(KINDS["elementwise"])
     one = dynamic_kernel(workload, PLAIN, device)
     assert isinstance(one, DynamicKernel), one.reason
-    kernel = linked(workload, one, (300,), DEVICE)
+    kernel = linked(workload, one, (300,), device)
     code = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device)
     assert "atomicrmw add" in code.inspect_source("ll")
     built = FlatKernel(kernel, device)

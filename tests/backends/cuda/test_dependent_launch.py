@@ -16,7 +16,7 @@ from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.serve import linked
 from subtune.models import reduced
 from subtune.pipeline import prepare
-from tests.backends.workloads import build
+from tests.backends.workloads import build, conv
 from tests.dynamic.flat_kernels import of_rows
 
 WAIT, RELEASE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
@@ -87,6 +87,23 @@ def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
     assert condition
     assert condition.group(1).replace("(", "").endswith("<= 132")
     assert not re.search(r"if \([^{]*\) \{\s*\w*griddepcontrol_launch_dependents", made(single=False, columns=1 << 14))
+
+
+def test_windows_of_many_shapes_start_early_if_the_largest_has_few_threads() -> None:
+    device = device_of("h200", None, None, Numerics(), is_measured=False)
+    workload = of_rows(lambda images: conv(14, 64, 64, 3, groups=64, batch=images))
+    candidates = backends.candidates(workload.at((7,)), device, 8)
+    (first, *_) = (one for one in candidates if one.family in ("cuda.window", "cuda.strip"))
+    kernel = dynamic_kernel(workload, first, device)
+    assert isinstance(kernel, DynamicKernel), kernel.reason
+
+    def body(most: int) -> str:
+        func = linked(workload, kernel, (most,), device).func.with_attr("global_symbol", "main")
+        return str(device.backend.lower(func, device).imports[0].inspect_source())
+
+    assert WAIT in body(8)
+    assert RELEASE in body(8)
+    assert "griddepcontrol" not in body(4096).partition('extern "C" __global__')[2]
 
 
 @pytest.mark.parametrize("target", ["nvidia/geforce-rtx-3070"])
