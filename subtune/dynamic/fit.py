@@ -29,8 +29,8 @@ DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112,
 """Rows of tiles and lanes of vectors."""
 _POWERS = tuple(2**i for i in range(2, 11))
 """By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
-_SHARES, _POINTS_OF_SHARES = tuple(2**i for i in range(1, 9)), 7
-"""By which multiples of extents are divided, where so many points leave little to chance."""
+_MOST_OF_SHARES, _POINTS_OF_SHARES = 256, 7
+"""By which multiples of extents are divided at most, where so many points leave little to chance."""
 _WORD = 1 << 64
 """Tables are of whole numbers modulo this: what is equal is so there, too, and no number is too large."""
 
@@ -108,18 +108,22 @@ class _Search:
     def _share(self, values: Sequence[int]) -> Dim | None:
         """A multiple of `ceil(a*extent / b)`: rows of 768 elements are `ceil(3*rows/2)` blocks of 512.
 
-        At odd extents `3*ceil(rows/2) - 1` says the same, which is wrong at even ones.
+        At odd extents `3*ceil(rows/2) - 1` says the same, which is wrong at even ones. What a kernel divides by itself
+        comes before what says the same at these points.
         """
         common = math.gcd(*values)
         if len(self._points) < _POINTS_OF_SHARES or common == 0:
             return None
+        shares = [divisor for divisor in self._divisors if divisor <= _MOST_OF_SHARES]
         for divisor, (name, extents) in itertools.product(
-            _SHARES, zip(self._names, zip(*self._points, strict=True), strict=True)
+            shares, list(zip(self._names, zip(*self._points, strict=True), strict=True))
         ):
             pairs = [(value // common, extent) for value, extent in zip(values, extents, strict=True) if extent]
             times = min(value * divisor // extent for value, extent in pairs)
             share = Quotient(Dim.symbol(name) * times, divisor, True)
-            if times % 2 and times > 1 and all(share.of(times * extent) == value for value, extent in pairs):
+            if math.gcd(times, divisor) == 1 < times and all(
+                share.of(times * extent) == value for value, extent in pairs
+            ):
                 return Dim.symbol(share.name) * common
         return None
 

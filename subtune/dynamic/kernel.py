@@ -11,7 +11,7 @@ from typing import Any
 
 from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
-from subtune.core.dims import Quotient, quotient
+from subtune.core.dims import Dim, Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.fit import DIVISORS
 from subtune.dynamic.own_memory import writes_before_start, writes_past_end
@@ -146,7 +146,7 @@ def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Dev
     elif min(workload.greatest, default=_USUAL) <= KEYS:
         # even numbers, too, tell what is rounded from what is added; and primes, which few small numbers are, leave a
         # remainder by any height of a tile
-        ways += [(True, 0), (False, KEYS + 1)]
+        ways = [(True, 0), (False, 0), (False, KEYS + 1)]
     for granules in _granules(workload, candidate, device):
         for is_even, least in ways:
             found = _within_memory(workload, _with_granules(workload, candidate, device, granules, is_even, least))
@@ -215,7 +215,43 @@ def _with_granules(
     sizes = [tuple(count * step for count, step in zip(point, steps, strict=True)) for point in points]
     tiles = [dict(zip(workload.names, tiles_of(size, granules), strict=True)) for size in sizes]
     named = [_with_quotients(workload, of_size, granules) for of_size in tiles]
-    return _compared(workload, [candidate] * len(sizes), device, granules, sizes, named)
+    found = _compared(workload, [candidate] * len(sizes), device, granules, sizes, named)
+    return _confirmed(workload, found, device)
+
+
+def _confirmed(
+    workload: DynamicWorkload, kernel: DynamicKernel | NotApplicable, device: Device
+) -> DynamicKernel | NotApplicable:
+    """The kernel, if its numbers are right at instances below those that it was made of: a number of tiles may be like
+    another one there, `ceil(49*n/32)` like `3*ceil(n/2)` at all odd numbers from 17 to 47. Nothing is said of instances
+    whose kernels have another form."""
+    if isinstance(kernel, NotApplicable) or _quotients(workload):
+        return kernel
+    for extents in _few(workload) if any(map(_is_doubtful, kernel.template.holes.values())) else ():
+        counts = tiles_of(extents, kernel.granules)
+        size = tuple(count * granule for count, granule in zip(counts, kernel.granules, strict=True))
+        own = _scheduled(_problem(workload, size, device), kernel.candidate, device)
+        if not isinstance(own, Kernel):
+            continue
+        values = dict(zip(kernel.names(workload), kernel.numbers(size), strict=True))
+        both = [graph_of(kernel.template.at(values)), graph_of(device.backend.comparable(own.func, device))]
+        if difference(both) is None and difference(both, in_numbers=True):
+            return NotApplicable(f"its numbers are others at {list(extents)}")
+    return kernel
+
+
+def _is_doubtful(dim: Dim) -> bool:
+    """Whether a number is more than a multiple of extents, or one less than that."""
+    constant = dict(dim.terms).get((), 0)
+    return abs(constant) > 1 or any(quotient(name) for monomial, _ in dim.terms for name in monomial)
+
+
+def _few(workload: DynamicWorkload) -> list[tuple[int, ...]]:
+    """Instances of few elements: of one extent the greatest and some below it."""
+    unit = _units(workload, (1,))[0] if len(workload.extents) == 1 else 0
+    most = workload.greatest[0] // unit if unit and workload.greatest else 0
+    counts = dict.fromkeys((most, most - 1, most - 2, most // 2)) if most <= KEYS else ()
+    return [(unit * count,) for count in counts if count > 0]
 
 
 def _compared(

@@ -18,13 +18,14 @@ from tvm.sym.analyzer import Analyzer
 from tvm.tirx import PrimFunc
 
 from subtune.tir.substitute import substitute
+from subtune.tir.walk import found
 
 
 def writes_before_start(func: PrimFunc) -> bool:
     """Whether a lowered kernel, at one instance, stores into a buffer that it allocates from a negative place on."""
     own: list[Any] = []
     negative: list[Any] = []
-    found: list[Any] = []
+    places: list[Any] = []
 
     def begins_before(value: Any) -> bool:
         seen: list[bool] = []
@@ -43,7 +44,7 @@ def writes_before_start(func: PrimFunc) -> bool:
 
     def stored(statement: Any) -> None:
         if any(statement.buffer.same_as(buffer) for buffer in own):
-            found.extend(index for index in statement.indices if begins_before(index))
+            places.extend(index for index in statement.indices if begins_before(index))
 
     callbacks = [
         (tirx.AllocBuffer, lambda statement: own.append(statement.buffer)),
@@ -51,20 +52,29 @@ def writes_before_start(func: PrimFunc) -> bool:
         (tirx.BufferStore, stored),
     ]
     tvm_ffi.structural_walk(func.body, callbacks, order="pre")
-    return bool(found)
+    return bool(places)
 
 
 def writes_past_end(func: PrimFunc) -> bool:
     """Whether a lowered kernel, at one instance, stores past the end of a buffer that it allocates, in the last turn of
     all loops; of what is in registers nothing is asked."""
-    sizes: dict[Any, int] = {}
-    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, lambda one: sizes.update(_size(one.buffer))), order="pre")
-    return _stores_past(func.body, {}, sizes)
+    nbytes = {one.buffer: _nbytes(one.buffer) for one in found(func.body, tirx.AllocBuffer) if _is_known(one.buffer)}
+    for view in found(func.body, tirx.DeclBuffer):  # what a kernel needs at different times shares memory
+        seen = set(found(view.data, ir.Var))
+        nbytes |= {view.buffer: size for buffer, size in list(nbytes.items()) if buffer in seen}  # noqa: B035
+    return _stores_past(func.body, {}, {buffer: size // _itemsize(buffer) for buffer, size in nbytes.items()})
 
 
-def _size(buffer: Any) -> dict[Any, int]:
-    known = buffer.scope() == "global" and all(isinstance(dim, tirx.IntImm) for dim in buffer.shape)
-    return {buffer: prod(int(dim) for dim in buffer.shape)} if known else {}
+def _is_known(buffer: Any) -> bool:
+    return buffer.scope() == "global" and all(isinstance(dim, tirx.IntImm) for dim in buffer.shape)
+
+
+def _nbytes(buffer: Any) -> int:
+    return prod(int(dim) for dim in buffer.shape) * _itemsize(buffer)
+
+
+def _itemsize(buffer: Any) -> int:
+    return int(tvm_ffi.dtype(str(buffer.dtype)).itemsize)
 
 
 def _stores_past(statement: Any, values: dict[Any, Any], sizes: dict[Any, int]) -> bool:

@@ -125,9 +125,9 @@ def template_of(
     return _Walk(graphs, Fitter(points, divisors, sums, steps).fit).result()
 
 
-def difference(graphs: Sequence[Graph]) -> NotApplicable | None:
-    """Where objects differ by more than integers, whatever these are; None: nowhere."""
-    found = _Walk(graphs, lambda _: _ANYTHING).result()
+def difference(graphs: Sequence[Graph], in_numbers: bool = False) -> NotApplicable | None:
+    """Where objects differ by more than integers, whatever these are, or by those as well; None: nowhere."""
+    found = _Walk(graphs, lambda _: None if in_numbers else _ANYTHING).result()
     return found if isinstance(found, NotApplicable) else None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from tvm import te
+from tvm import te, tirx
 
 from subtune import backends
 from subtune.backends import as_device
@@ -17,7 +18,7 @@ from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import choose
 from subtune.core.domain import Domain, Symbol
-from subtune.core.kernel import NotApplicable
+from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.measurement import FailureKind
 from subtune.core.workload import Workload
 from subtune.dynamic.choose import Tuned, chosen
@@ -29,6 +30,7 @@ from subtune.dynamic.workbench import Workbench
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.measure import LocalMeasurer
 from subtune.runtime import use_threads
+from subtune.tir.walk import found
 from tests.backends.cpu.test_bottleneck import block
 from tests.backends.workloads import batch_matmul, conv, dense, elementwise, layer_norm, softmax
 from tests.dynamic.flat_kernels import FlatKernel, of_rows
@@ -251,3 +253,27 @@ def test_tiles_of_one_image_are_of_no_others(build, family):
     made = [one for one in found if isinstance(one, DynamicKernel)]
     assert made
     assert {one.granules for one in made} == {(1,)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "candidate"),
+    [
+        ((7, 64, 64, 3), Candidate.make("winograd", fuse=False, m=2, mr=11, nr=32, passes=2, prefetch=True)),
+        ((28, 64, 64, 3), Candidate.make("winograd", fuse=False, m=4, mr=6, nr=64, passes=16, prefetch=True)),
+    ],
+    ids=["16/11", "49/6"],
+)
+def test_a_number_of_tiles_is_that_of_few_images_too(layer, candidate):
+    """At odd numbers from 17 to 29 `ceil(16*n/11)` is `(3*n - 1)/2`, and at none of them 6 divides `49*n`."""
+    device = as_device(CPU("sapphirerapids", threads=2))
+    workload = replace(of_rows(lambda images: conv(*layer, batch=images)), greatest=(8,), least=(1,))
+    kernel = dynamic_kernel(workload, candidate, device)
+    assert isinstance(kernel, DynamicKernel), kernel.reason
+    for images in range(1, 9):
+        own = backends.schedule(workload.at((images,)), kernel.candidate, device)
+        assert isinstance(own, Kernel), own.reason
+        wanted, got = (
+            [int(loop.extent) for loop in found(func.body, tirx.For) if loop.kind == tirx.ForKind.PARALLEL]
+            for func in (device.backend.comparable(own.func, device), kernel.template.at({workload.names[0]: images}))
+        )
+        assert got == wanted, f"{images} images"
