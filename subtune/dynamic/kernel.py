@@ -222,7 +222,7 @@ def _with_granules(
 def _confirmed(
     workload: DynamicWorkload, kernel: DynamicKernel | NotApplicable, device: Device
 ) -> DynamicKernel | NotApplicable:
-    """The kernel, if its numbers are right at instances that it was not made of: a number of tiles may be like
+    """The kernel, if its numbers are right at instances below those that it was made of: a number of tiles may be like
     another one there, `ceil(49*n/32)` like `3*ceil(n/2)` at all odd numbers from 17 to 47. Nothing is said of instances
     whose kernels have another form."""
     if isinstance(kernel, NotApplicable) or _quotients(workload):
@@ -247,12 +247,11 @@ def _is_doubtful(dim: Dim) -> bool:
 
 
 def _few(workload: DynamicWorkload) -> list[tuple[int, ...]]:
-    """Instances that are not among the samples: of one extent the greatest and the next ones below it where they are
-    small, and parts of it."""
+    """Instances of few elements: of one extent the greatest and some below it."""
     unit = _units(workload, (1,))[0] if len(workload.extents) == 1 else 0
     most = workload.greatest[0] // unit if unit and workload.greatest else 0
-    near = (most, most - 1, most - 2) if most <= KEYS else (most // 3, most // 7)
-    return [(unit * count,) for count in dict.fromkeys((*near, most // 2)) if count > 0]
+    counts = dict.fromkeys((most, most - 1, most - 2, most // 2)) if most <= KEYS else ()
+    return [(unit * count,) for count in counts if count > 0]
 
 
 def _compared(
