@@ -60,8 +60,9 @@ def writes_past_end(func: PrimFunc) -> bool:
     all loops; of what is in registers nothing is asked."""
     nbytes = {one.buffer: _nbytes(one.buffer) for one in found(func.body, tirx.AllocBuffer) if _is_known(one.buffer)}
     for view in found(func.body, tirx.DeclBuffer):  # what a kernel needs at different times shares memory
-        seen = set(found(view.data, ir.Var))
-        nbytes |= {view.buffer: size for buffer, size in list(nbytes.items()) if buffer in seen}  # noqa: B035
+        for owner in found(view.data, ir.Var):
+            if owner in nbytes:
+                nbytes[view.buffer] = nbytes[owner]
     return _stores_past(func.body, {}, {buffer: size // _itemsize(buffer) for buffer, size in nbytes.items()})
 
 

@@ -144,16 +144,16 @@ class CPUBackend(Backend):
 
     def comparable(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """Lowered to loops over flat buffers."""
-        from subtune.backends.cpu.lowering.pipeline import looped, lowered
+        from subtune.backends.cpu.lowering.pipeline import bound, looped
 
-        return lowered(func, device.model.target(), looped)
+        return looped(bound({"main": func}, device.model.target()))["main"]
 
     def completed(self, func: tvm.tirx.PrimFunc, device: Device) -> Any:
         """With what is to be unrolled unrolled: once, in place of at every instance that is compared."""
         from subtune.backends.cpu.lowering.launches import asserts, joined
-        from subtune.backends.cpu.lowering.pipeline import FLAT, lowered, unrolled
+        from subtune.backends.cpu.lowering.pipeline import FLAT, bound, unrolled
 
-        whole = joined(lowered(func, device.model.target(), unrolled))
+        whole = joined(unrolled(bound({"main": func}, device.model.target()))["main"])
         return whole if asserts(whole) else whole.with_attr(FLAT, True)
 
     def for_many_shapes(self, problem: Problem[CPUModel], candidate: Candidate) -> Sequence[Candidate]:

@@ -15,7 +15,7 @@ from tvm.tirx import PrimFunc
 
 from subtune.backends.cpu.lowering.denormals import ATTRIBUTE as FLUSHES
 from subtune.backends.cpu.lowering.launches import Stage, Steps, one_launch, steps
-from subtune.backends.cpu.lowering.pipeline import FLAT, flat
+from subtune.backends.cpu.lowering.pipeline import FLAT, bound, flat
 from subtune.tir.substitute import substitute
 
 _MOST = 16
@@ -54,11 +54,8 @@ def join_kernels(mod: tvm.IRModule, target: tvm.target.Target, short: Collection
 def flattened(kernels: Mapping[Any, Any], target: tvm.target.Target) -> dict[Any, Any]:
     """Kernels by their GlobalVars, lowered by `flat`; those that have been stay as they are."""
     done = {gvar: func for gvar, func in kernels.items() if func.attrs and FLAT in func.attrs}
-    rest = {gvar: func.without_attr("global_symbol") for gvar, func in kernels.items() if gvar not in done}
-    if not rest:
-        return done
-    bound = tirx.transform.BindTarget(target.with_host(target))(tvm.IRModule(rest))
-    return {**done, **dict(flat(bound).functions_items())}
+    rest = {gvar: func for gvar, func in kernels.items() if gvar not in done}
+    return {**done, **dict(flat(bound(rest, target)).functions_items())} if rest else done
 
 
 def by_address(kernel: Any, body: Any, leading: Sequence[Any] = ()) -> Any:

@@ -28,7 +28,7 @@ Long chains of choices are compiled in bounded time (`long_choices`), and long c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,10 +121,10 @@ def unrolled(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.ir.transform.Sequential(passes)(mod)
 
 
-def lowered(func: PrimFunc, target: tvm.target.Target, half: Callable[[IRModule], IRModule]) -> PrimFunc:
-    """One of the two, of a kernel by itself."""
-    alone = tvm.IRModule({"main": func.without_attr("global_symbol")})
-    return half(tirx.transform.BindTarget(target.with_host(target))(alone))["main"]
+def bound(kernels: Mapping[Any, PrimFunc], target: tvm.target.Target) -> IRModule:
+    """Kernels by their names, for `flat` and its halves."""
+    unnamed = tvm.IRModule({name: func.without_attr("global_symbol") for name, func in kernels.items()})
+    return tirx.transform.BindTarget(target.with_host(target))(unnamed)
 
 
 def _made(passes: Sequence[Callable[[], Any]]) -> list[Any]:

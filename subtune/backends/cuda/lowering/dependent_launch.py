@@ -29,6 +29,7 @@ from tvm.ir.transform import PassContext
 from tvm.script import tirx as T
 from tvm.sym.analyzer import Analyzer
 
+from subtune.backends.cuda.lowering.settled import at_greatest
 from subtune.core.variants import GREATEST
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found
@@ -95,14 +96,12 @@ def _is_small(func: Any) -> bool:
     known, symbolic = _extents(func)
     if symbolic and GREATEST not in func.attrs:
         return False
-    return prod(known.values()) * prod(_at_greatest(func, symbolic.values())) <= _FEW_THREADS
+    return prod(known.values()) * prod(_extents_at_greatest(func, symbolic.values())) <= _FEW_THREADS
 
 
-def _at_greatest(func: Any, extents: Iterable[Any]) -> list[float]:
+def _extents_at_greatest(func: Any, extents: Iterable[Any]) -> list[float]:
     """What extents in a kernel's leading parameters, or in what is bound to these, are at its greatest instance."""
-    values = dict(
-        zip(func.params, (tirx.const(int(most), "int64") for most in func.attrs.get(GREATEST, ())), strict=False)
-    )
+    values = at_greatest(func)
     for bind in found(func.body, tirx.Bind):
         values[bind.var] = Analyzer().simplify(substitute(bind.value, values))
     simple = [Analyzer().simplify(substitute(extent, values)) for extent in extents]

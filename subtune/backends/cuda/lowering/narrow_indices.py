@@ -16,7 +16,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx import PrimFunc
 
-from subtune.core.variants import GREATEST
+from subtune.backends.cuda.lowering.settled import at_greatest
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found
 
@@ -43,9 +43,7 @@ def _is_narrow(func: PrimFunc) -> bool:
     that."""
     params = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
     named = [one.buffer for kind in (tirx.AllocBuffer, tirx.DeclBuffer) for one in found(func.body, kind)]
-    numbers = [param for param in func.params if not isinstance(param.ty, tirx.BufferType)]
-    most = func.attrs.get(GREATEST, ()) if func.attrs else ()
-    values = {var: tirx.const(int(value), "int32") for var, value in zip(numbers, most, strict=False)}
+    values = at_greatest(func)
     return all(
         str(buffer.dtype) != "int64" and _elements(buffer, values) <= _MOST for buffer in (*params, *named)
     ) and not any(_is_of_data(one) for kind in (tirx.Cast, ir.Call) for one in found(func.body, kind))

@@ -17,10 +17,9 @@ def settled(func: PrimFunc) -> PrimFunc:
     """A flat kernel with its numbers in 64 bits, without their bounds, and with buffers that do for any instance."""
     if not func.attrs or GREATEST not in func.attrs:
         return func
-    most = [int(value) for value in func.attrs[GREATEST]]
-    numbers, buffers = list(func.params)[: len(most)], list(func.params)[len(most) :]
+    values = at_greatest(func)
+    numbers, buffers = list(values), list(func.params)[len(values) :]
     wide = [tirx.Var(var.name, "int64") for var in numbers]
-    values = {var: tirx.const(value, "int32") for var, value in zip(numbers, most, strict=True)}
     large = {buffer: _large_enough(buffer, values) for buffer in buffers}
 
     def look(named: Any) -> None:
@@ -33,6 +32,12 @@ def settled(func: PrimFunc) -> PrimFunc:
     binds = [tirx.Bind(short, var.astype("int32")) for short, var in zip(numbers, wide, strict=True)]
     params = [*wide, *(large[buffer] for buffer in buffers)]
     return PrimFunc(params, tirx.SeqStmt([*binds, body]), func.ret_type, func.attrs)
+
+
+def at_greatest(func: PrimFunc) -> dict[Any, Any]:
+    """A kernel for many shapes: its leading parameters, and what they are at its greatest instance; of others none."""
+    most = func.attrs.get(GREATEST, ()) if func.attrs else ()
+    return {var: tirx.const(int(value), var.ty.dtype) for var, value in zip(func.params, most, strict=False)}
 
 
 def _unbounded(rest: Any, numbers: Any) -> Any:
