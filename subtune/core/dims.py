@@ -77,6 +77,11 @@ class Dim:
         return tuple(sorted(names))
 
     @property
+    def has_quotient(self) -> bool:
+        """Whether something is divided in it."""
+        return any(quotient(name) for monomial, _ in self.terms for name in monomial)
+
+    @property
     def constant(self) -> int | None:
         """The number that it is; None of what has symbols."""
         return None if self.symbols else sum(factor for _, factor in self.terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from subtune.backends.base import Device
@@ -42,32 +42,28 @@ class Contest:
     ) -> dict[str, int]:
         """By the regions' names, the number of the alternative, 0 for the partition's own.
 
-        What is the fastest at the greatest instance, and was not foreseen, has to be so at the least one, too.
+        What was not foreseen has to be the fastest at both ends. The least one is asked first: there measuring takes
+        little, and a region that it does not have is not measured at all.
         """
-        found, measured = self._decided(greatest, others, device)
-        won = [name for name in measured if found[name]]
-        if won and not self.is_interrupted:
-            small = least()
-            of_small = small.alternatives()
-            same = tuple(one for one in of_small.regions if one.name in won)
-            at_least, _ = self._decided(small, replace(of_small, regions=same), device)
-            found |= {name: found[name] if at_least.get(name) == found[name] else 0 for name in won}
-        return found
+        planned = self._planned(greatest, others, device)
+        found, doubtful = _foreseen(planned, others)
+        if not doubtful.regions:
+            return found
+        small = least()
+        of_small = _among(small.alternatives(), {one.name for one in doubtful.regions})
+        planned_small = self._planned(small, of_small, device)
+        at_least, doubtful_small = _foreseen(planned_small, of_small)
+        at_least |= self._measured(planned_small, doubtful_small, device)
+        won = {name: number for name, number in at_least.items() if number}
+        at_greatest = {} if self.is_interrupted else self._measured(planned, _among(doubtful, won), device)
+        return found | {name: number for name, number in at_greatest.items() if number == won[name]}
 
-    def _decided(
-        self, prepared: Prepared, others: Alternatives, device: Device
-    ) -> tuple[dict[str, int], Mapping[str, int]]:
-        """Of one instance; and that part of it that was measured."""
-        planned = plan(prepared.subgraphs, others, device, self._database)
-        between_s = planned.prospects.between_s
-        found = {one.name: fastest_foreseen(one, planned.expected, between_s) for one in others.regions}
-        left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
-        if not left:
-            return found, {}
-        measured = self._measured(planned, replace(others, regions=tuple(left)), device)
-        return {**found, **measured}, measured
+    def _planned(self, prepared: Prepared, others: Alternatives, device: Device) -> Plan:
+        return plan(prepared.subgraphs, others, device, self._database)
 
     def _measured(self, planned: Plan, doubtful: Alternatives, device: Device) -> dict[str, int]:
+        if not doubtful.regions:
+            return {}
         keys = {key for one in doubtful.regions for way in one.alternatives for key in way.keys}
         budget_s = None if self._options.budget_s is None else _SHARE * self._options.budget_s
         budget_s = budget_s if self._options.tune else 0.0
@@ -88,3 +84,15 @@ class Contest:
             )
         self.is_interrupted = records.interrupted
         return {name: choice.taken for choice in planned.choices(doubtful, records) for name in choice.regions}
+
+
+def _foreseen(planned: Plan, others: Alternatives) -> tuple[dict[str, int], Alternatives]:
+    """What is taken by what is expected, and the regions of which measuring has to say."""
+    between_s = planned.prospects.between_s
+    found = {one.name: fastest_foreseen(one, planned.expected, between_s) for one in others.regions}
+    left = [one for one in others.regions if not found[one.name] and is_in_doubt(one, planned.expected, between_s)]
+    return found, replace(others, regions=tuple(left))
+
+
+def _among(alternatives: Alternatives, names: Collection[str]) -> Alternatives:
+    return replace(alternatives, regions=tuple(one for one in alternatives.regions if one.name in names))

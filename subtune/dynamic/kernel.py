@@ -15,6 +15,7 @@ from subtune.core.dims import Dim, Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
 from subtune.dynamic.fit import DIVISORS
 from subtune.dynamic.own_memory import writes_before_start, writes_past_end
+from subtune.dynamic.rounded import with_tiles
 from subtune.dynamic.samples import sample_tiles
 from subtune.dynamic.template import Graph, Template, difference, graph_of, template_of
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
@@ -126,8 +127,8 @@ def _within_memory(workload: DynamicWorkload, kernel: DynamicKernel | NotApplica
         func = kernel.template.at(dict(zip(kernel.names(workload), kernel.numbers(extents), strict=True)))
         if extents == least and writes_before_start(func):
             return NotApplicable(f"its tiles of vectors begin in front of its own memory at {list(extents)}")
-        if writes_past_end(func):
-            return NotApplicable(f"its loops go past the end of its own memory at {list(extents)}")
+        if writes_past_end(func, workload.num_outputs if set(kernel.granules) <= {1} else 0):
+            return NotApplicable(f"its loops go past the end of its memory at {list(extents)}")
     return kernel
 
 
@@ -243,7 +244,7 @@ def _confirmed(
 def _is_doubtful(dim: Dim) -> bool:
     """Whether a number is more than a multiple of extents, or one less than that."""
     constant = dict(dim.terms).get((), 0)
-    return abs(constant) > 1 or any(quotient(name) for monomial, _ in dim.terms for name in monomial)
+    return abs(constant) > 1 or dim.has_quotient
 
 
 def _few(workload: DynamicWorkload) -> list[tuple[int, ...]]:
@@ -279,8 +280,8 @@ def _compared(
     template = template_of([graphs[at] for at in range(len(sizes))], named, _divisors(candidates[0]))
     if isinstance(template, NotApplicable):
         return template
-    is_lowered = device.backend.compares_lowered
-    return DynamicKernel(candidates[0], granules, template, packings[0], knows_extents, is_lowered)
+    found, is_lowered = with_tiles(template, named), device.backend.compares_lowered
+    return DynamicKernel(candidates[0], granules, found, packings[0], knows_extents, is_lowered)
 
 
 def _divisors(candidate: Candidate) -> tuple[int, ...]:

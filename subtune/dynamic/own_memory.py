@@ -1,4 +1,4 @@
-"""Whether a kernel stays within memory of its own at an instance.
+"""Whether a kernel stays within memory of its own, and an exact one within its outputs, at an instance.
 
 Tiles of whole vectors overlap where an extent is no multiple of a vector: the last one begins at `extent - lanes`. Of
 an extent below a vector that is in front of the first element. And what is rounded up to whole tiles,
@@ -55,10 +55,16 @@ def writes_before_start(func: PrimFunc) -> bool:
     return bool(places)
 
 
-def writes_past_end(func: PrimFunc) -> bool:
+def writes_past_end(func: PrimFunc, outputs: int = 0) -> bool:
     """Whether a lowered kernel, at one instance, stores past the end of a buffer that it allocates, in the last turn of
-    all loops; of what is in registers nothing is asked."""
-    nbytes = {one.buffer: _nbytes(one.buffer) for one in found(func.body, tirx.AllocBuffer) if _is_known(one.buffer)}
+    all loops; of what is in registers nothing is asked.
+
+    Args:
+        outputs: so many parameters, the last ones, are to be written to no further than they go, either.
+    """
+    owned = [one.buffer for one in found(func.body, tirx.AllocBuffer)]
+    written = list(func.params)[len(func.params) - outputs :]
+    nbytes = {buffer: _nbytes(buffer) for buffer in (*owned, *written) if _is_known(buffer)}
     for view in found(func.body, tirx.DeclBuffer):  # what a kernel needs at different times shares memory
         for owner in found(view.data, ir.Var):
             if owner in nbytes:

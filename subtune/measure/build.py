@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import pickle
 import time
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from subtune.core.kernel import Kernel, NotApplicable
@@ -19,7 +22,7 @@ _REASON_CHARS = 500
 
 def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
     begin = time.perf_counter()
-    kernel = _scheduled(job)
+    kernel = _kept(job) if job.kept else _scheduled(job)
     if isinstance(kernel, Failure) or isinstance(job, ScheduleJob):
         return kernel
     func = kernel.func.with_attr("global_symbol", "main")
@@ -37,6 +40,20 @@ def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
         kernel.least,
         kernel.most,
     )
+
+
+def _kept(job: BuildJob | ScheduleJob) -> Any:
+    """The kernel as it was scheduled before, or as it is kept now."""
+    text = "\n".join((job.workload_json, str(job.candidate), job.schedule, job.device.fingerprint()))
+    path = Path(job.kept) / hashlib.sha256(text.encode()).hexdigest()
+    if path.exists():
+        return pickle.loads(path.read_bytes())
+    kernel = _scheduled(job)
+    if isinstance(kernel, Kernel):
+        begun = path.with_suffix(".begun")
+        begun.write_bytes(pickle.dumps(kernel))
+        begun.replace(path)
+    return kernel
 
 
 def _scheduled(job: BuildJob | ScheduleJob) -> Any:

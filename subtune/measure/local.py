@@ -87,11 +87,14 @@ class LocalMeasurer:
         schedule: str = "",
         rows_past_end: int = 0,
     ) -> Iterator[LocalSession]:
-        """As `Measurer.session`; perhaps with another `schedule`, and with memory for `Library.rows_past_end`."""
+        """As `Measurer.session`; perhaps with another `schedule`, whose kernels `scheduled` finds again, and with
+        memory for `Library.rows_past_end`."""
         device = as_device(device)
         workers = self._workers(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
-        settings = replace(self.settings, schedule=schedule or self.settings.schedule, rows_past_end=rows_past_end)
+        settings = replace(self.settings, rows_past_end=rows_past_end)
+        if schedule:
+            settings = replace(settings, schedule=schedule, kept=self._kept())
         session = LocalSession(workload, device, workers, settings, directory, deadline)
         try:
             yield session
@@ -111,7 +114,10 @@ class LocalMeasurer:
         """Kernels as `schedule` ("module:function") makes them, side by side in the builders."""
         texts = {workload: workload.to_json() for workload, _ in wanted}
         builds = [
-            Build(ScheduleJob(texts[one], one.num_outputs, device, candidate, schedule), self.settings.build_limit_s)
+            Build(
+                ScheduleJob(texts[one], one.num_outputs, device, candidate, schedule, self._kept()),
+                self.settings.build_limit_s,
+            )
             for one, candidate in wanted
         ]
         for module in device.backend.measuring.builder_modules:  # whose operators the kernels have
@@ -120,6 +126,12 @@ class LocalMeasurer:
         builders.submit(builds)
         builders.wait(builds, math.inf, math.inf)
         return [build.outcome for build in builds]
+
+    def _kept(self) -> str:
+        """The directory of kernels that may be wanted again."""
+        path = self._scratch.path / "kernels"
+        path.mkdir(exist_ok=True)
+        return str(path)
 
     def close(self) -> None:
         for builders in self._builders.values():

@@ -25,6 +25,8 @@ class BuildJob:
     stem: str
     is_optional: bool = True
     """False for the default schedule and for references: they are built whatever they take."""
+    kept: str = ""
+    """A directory for kernels as they are scheduled, where they are wanted again; "": they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class ScheduleJob:
     device: Device
     candidate: Candidate
     schedule: str
+    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Settings:
     kept_bytes: int
     gpu_mode: str
     rows_past_end: int = 0
+    kept: str = ""
+    """As `BuildJob.kept`."""
 
 
 class LocalSession:
@@ -135,8 +137,9 @@ class LocalSession:
         stem = str(self._directory / f"k{next(self._numbers)}-{hash(candidate) & 0xFFFFFFFF:08x}")
         is_reference = candidate == self._measuring.reference
         is_optional = candidate != DEFAULT and not is_reference
-        schedule = SCHEDULE if is_reference else self._settings.schedule
-        return BuildJob(self._text, self._workload.num_outputs, self._device, candidate, schedule, stem, is_optional)
+        schedule, kept = (SCHEDULE, "") if is_reference else (self._settings.schedule, self._settings.kept)
+        of_workload = (self._text, self._workload.num_outputs, self._device)
+        return BuildJob(*of_workload, candidate, schedule, stem, is_optional, kept)
 
     def library(self, candidate: Candidate) -> Library:
         """Of a candidate that was built here, or lent."""

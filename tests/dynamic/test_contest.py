@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +100,18 @@ def test_the_least_instance_has_to_agree(stem: Prepared, others: Alternatives, m
     monkeypatch.setattr(contest, "tune", lambda *a, **k: Measured(others, next(seconds))(*a, **k))
     assert taken(stem, others)[0] == OWN
     assert next(seconds, None) is None
+
+
+def test_what_the_least_instance_does_not_have_is_not_measured(
+    stem: Prepared, others: Alternatives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*_: Any, **__: Any) -> Records:
+        raise AssertionError("it cannot be taken")
+
+    least = SimpleNamespace(subgraphs=stem.subgraphs, alternatives=lambda: replace(others, regions=()))
+    monkeypatch.setattr(choose, "_CLEARLY", 100.0)
+    monkeypatch.setattr(contest, "tune", tune)
+    assert taken(stem, others, lambda: least)[0] == OWN  # type: ignore[arg-type,return-value]
 
 
 def test_what_is_clear_is_not(stem: Prepared, others: Alternatives, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,16 @@ def test_loops_that_go_past_the_end_of_own_memory() -> None:
     assert not writes_past_end(stores(105, 7 * 448, condition=True)), "never in the last turns"
 
 
+def test_loops_that_go_past_the_end_of_an_output() -> None:
+    @T.prim_func
+    def func(x: T.Buffer((9,), "float32"), out: T.Buffer((8,), "float32")) -> None:
+        for i in range(9):
+            out[i] = x[i]
+
+    assert writes_past_end(func, outputs=1)
+    assert not writes_past_end(func), "there may be rows behind the last one"
+
+
 def test_what_is_stored_where_a_condition_does_not_hold() -> None:
     @T.prim_func
     def func(out: T.Buffer((1,), "float32")) -> None:

@@ -13,6 +13,7 @@ from math import prod
 from subtune.backends.base import Problem
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.amx import candidates as amx
+from subtune.backends.cpu.families.contraction import candidates as contraction
 from subtune.backends.cpu.families.strassen import candidates as strassen
 from subtune.backends.cpu.families.winograd import candidates as winograd
 from subtune.backends.cpu.family import CPUFamily
@@ -46,6 +47,8 @@ def for_many_shapes(
 
 def _paneled(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Sequence[Candidate]:
     is_packed = any(arg.is_constant and len(arg.shape) > 1 for arg in problem.workload.args)
+    if not is_packed and kind is contraction.Knobs:
+        return (_of_single_tiles(candidate),)
     if not is_packed or "panel" not in (knob.name for knob in fields(kind)):
         return (candidate,)
     decided = {**dict(candidate.knobs), "panel": problem.device.lanes()}
@@ -55,6 +58,14 @@ def _paneled(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Se
         return _of_all_heights(problem, paneled, knobs)
     # one row is read once: panels of one vector are as many streams as a tile has, which memory gives more slowly
     return (paneled, candidate) if _has_one_row(problem) else (paneled,)
+
+
+def _of_single_tiles(candidate: Candidate) -> Candidate:
+    """Of a product of two inputs, whose rows are as many as its memory has: several tiles that are computed by one
+    thread, one after the other, are the last ones at some shapes, and one is at fewer."""
+    if int(candidate.get("mt") or 1) == 1:
+        return candidate
+    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "mt": 1})
 
 
 def _shared_out(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Candidate:

@@ -6,8 +6,10 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 
 
@@ -16,37 +18,57 @@ class Unfinished(Exception):
 
 
 def limited(work: Callable[[], None], seconds: float) -> None:
-    """`work()`, which leaves its results in files, in at most so many seconds.
+    """`work()`, which leaves its results in files, in at most so many seconds: see `side_by_side`."""
+    side_by_side([work], seconds)
 
-    It runs in a forked child, where the system has that: nothing is imported or copied anew, a compiler that crashes
+
+def side_by_side(works: Sequence[Callable[[], None]], seconds: float) -> None:
+    """All of `works`, which leave their results in files, in at most so many seconds.
+
+    Each runs in a forked child, where the system has that: nothing is imported or copied anew, a compiler that crashes
     takes nobody with it, and Ctrl-C ends it even in native code.
 
     Raises:
-        Unfinished: it took longer, or crashed.
+        Unfinished: one took longer, or crashed.
     """
     if sys.platform != "linux":  # on macOS a fork of a process with threads may hang
-        work()
+        for work in works:
+            work()
         return
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(theirs, work), daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads that only wait hold nothing that a child needs
-        child.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            raise Unfinished(f"it took longer than {seconds:.0f} s")
-        error: Exception | None = ours.recv()
-    except EOFError:
-        child.join()
-        raise Unfinished(f"its process ended with exit code {child.exitcode}") from None
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
-    if error is not None:
-        raise error
+    with ExitStack() as stack:
+        children = [stack.enter_context(closing(_Child(work))) for work in works]
+        end = time.monotonic() + seconds
+        for child in children:
+            child.wait(end, seconds)
+
+
+class _Child:
+    def __init__(self, work: Callable[[], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._answer, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_answer, args=(theirs, work), daemon=True)
+        with warnings.catch_warnings():
+            # threads that only wait hold nothing that a child needs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def wait(self, end: float, seconds: float) -> None:
+        """Until it has answered, or the clock says `end`. Raises what the work did, or Unfinished."""
+        try:
+            if not self._answer.poll(max(0.0, end - time.monotonic())):
+                raise Unfinished(f"it took longer than {seconds:.0f} s")
+            error: Exception | None = self._answer.recv()
+        except EOFError:
+            self._process.join()
+            raise Unfinished(f"its process ended with exit code {self._process.exitcode}") from None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._answer.close()
 
 
 def _answer(channel: Connection, work: Callable[[], None]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from subtune.core.errors import ArtifactError
 from subtune.runtime import triples
@@ -83,9 +85,18 @@ def _compiles_for(command: Sequence[str], triple: str) -> bool:
     return (triples.architecture(made), triples.system(made)) == (triples.architecture(triple), triples.system(triple))
 
 
+def _within(objects: Sequence[str], triple: str) -> list[str]:
+    """What says that objects mean one another, whatever of the same name another library of the process has. Linkers of
+    macOS do not have to be told."""
+    if len(objects) < 2 or (triples.system(triple) or sys.platform) != "linux":
+        return []
+    is_driver = not Path(link_command(triple)[0]).name.startswith(("ld", "lld"))
+    return ["-Wl,-Bsymbolic" if is_driver else "-Bsymbolic"]
+
+
 def link_shared(output: str, objects: Sequence[str], triple: str = "", **_: object) -> None:
     """Link `objects` into the shared library `output`; the signature is that of TVM's `fcompile`."""
-    command = [*link_command(triple), "-o", output, *objects]
+    command = [*link_command(triple), *_within(objects, triple), "-o", output, *objects]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as e:

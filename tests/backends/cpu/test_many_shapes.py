@@ -8,7 +8,7 @@ from subtune.backends import as_device
 from subtune.backends.base import Device, Problem
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
-from tests.backends.workloads import conv, dense
+from tests.backends.workloads import batch_matmul, conv, dense
 
 STRASSEN = Candidate.make("strassen", levels=1, mr=13, nr=32, mb=13, order="n", prefetch=True)
 
@@ -65,3 +65,11 @@ def test_tiles_of_images_are_counted() -> None:
     for batch, passes in ((1, 2), (2, 2), (5, 4)):  # of nine tiles each
         problem = Problem(conv(12, 32, 64, 3, batch=batch), device.model, device.numerics)
         assert [one.get("passes") for one in device.backend.for_many_shapes(problem, candidate)] == [passes]
+
+
+def test_rows_of_a_product_of_two_inputs_are_shared_out_tile_by_tile() -> None:
+    device: Device = as_device(CPU("znver4", threads=2))
+    problem = Problem(batch_matmul(12, 36, 64, 64), device.model, device.numerics)
+    several, single = (Candidate.make("contraction", mr=6, nr=32, mt=mt, order="m") for mt in (4, 1))
+    assert list(device.backend.for_many_shapes(problem, several)) == [single]
+    assert list(device.backend.for_many_shapes(problem, single)) == [single]

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from subtune.backends.host.limited import Unfinished, limited
+from subtune.backends.host.limited import Unfinished, limited, side_by_side
 from subtune.core.errors import ArtifactError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no children are forked elsewhere")
@@ -47,4 +47,20 @@ def test_what_takes_too_long_is_ended() -> None:
     others = set(psutil.Process().children())  # other tests' workers, which live on
     with pytest.raises(Unfinished, match="longer than 0 s"):
         limited(lambda: time.sleep(60), 0.2)
+    assert set(psutil.Process().children()) <= others
+
+
+def test_several_run_at_once(tmp_path: Path) -> None:
+    def meet(own: str, other: str) -> None:
+        (tmp_path / own).touch()
+        while not (tmp_path / other).exists():
+            time.sleep(0.01)
+
+    side_by_side([lambda: meet("a", "b"), lambda: meet("b", "a")], 60)
+
+
+def test_what_one_of_several_raises() -> None:
+    others = set(psutil.Process().children())
+    with pytest.raises(ArtifactError, match="no linker"):
+        side_by_side([lambda: fail(ArtifactError("no linker")), lambda: time.sleep(60)], 60)
     assert set(psutil.Process().children()) <= others

@@ -13,10 +13,13 @@ from typing import Any
 import tvm
 from tvm.tirx import PrimFunc
 
+from subtune.backends.cpu.lowering.parts import parts
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
-from subtune.backends.host.export import export
-from subtune.backends.host.limited import Unfinished, limited
+from subtune.backends.host.export import export, object_files
+from subtune.backends.host.limited import Unfinished, limited, side_by_side
+from subtune.backends.host.link import link_shared
 from subtune.core.errors import ArtifactError
+from subtune.runtime.host import usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -39,23 +42,38 @@ def write_in_time(
     limit_s = BASE_S + EACH_S * len(kernels)
     with tempfile.TemporaryDirectory(prefix="library.", dir=library.parent) as folder:
         made = Path(folder) / library.name
-
-        def write(mod: tvm.IRModule) -> None:
-            export(compiled(mod), made, str(target.attrs["mtriple"]))
-
+        write = partial(_write, compiled, made, str(target.attrs["mtriple"]), limit_s)
         try:
-            limited(partial(write, mod), limit_s)
+            write(mod)
         except Unfinished as e:
             reason = str(e)
             slow = _slow(kernels, target) or set(kernels) - {"main"}
             _log.warning("the library was not compiled: %s; not optimised now: %s", reason, ", ".join(sorted(slow)))
             try:
-                limited(partial(write, _unoptimised(mod, slow, target)), limit_s)
+                write(_unoptimised(mod, slow, target))
             except Unfinished as again:
                 raise ArtifactError(
                     f"the model does not compile: {reason}; and without optimising {len(slow)} kernels {again}"
                 ) from e
         os.replace(made, library)
+
+
+def _write(
+    compiled: Callable[[tvm.IRModule], Any], library: Path, triple: str, limit_s: float, mod: tvm.IRModule
+) -> None:
+    """Kernels of a straight line side by side; a program of Relax as a whole."""
+    modules = parts(mod, usable_cores())
+    if len(modules) == 1:
+        limited(lambda: export(compiled(mod), library, triple), limit_s)
+        return
+    with object_files(library.parent, [f"part{i}.o" for i in range(len(modules))]) as folder:
+        files = [str(folder / f"part{i}.o") for i in range(len(modules))]
+
+        def write(part: tvm.IRModule, file: str) -> None:
+            compiled(part).mod.write_to_file(file, "o")
+
+        side_by_side([partial(write, part, file) for part, file in zip(modules, files, strict=True)], limit_s)
+        link_shared(str(library), files, triple)
 
 
 def _slow(kernels: dict[str, PrimFunc], target: tvm.target.Target) -> set[str]:

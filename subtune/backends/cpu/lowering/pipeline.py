@@ -46,6 +46,7 @@ from subtune.backends.cpu.lowering.lookups import lookups_in_registers
 from subtune.backends.cpu.lowering.named_values import many_in_buffers
 from subtune.backends.cpu.lowering.nan import nan_kept
 from subtune.backends.cpu.lowering.near_zero import digits_kept
+from subtune.backends.cpu.lowering.parts import exported
 from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK, shared_out
 from subtune.backends.cpu.lowering.streaming import is_streamed, marked, stream_outputs
 from subtune.backends.cpu.lowering.tails import whole_vectors
@@ -140,6 +141,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
         shared_out(FLAT),
         flushed(FLAT),
         *(made() for made in _PACKING),
+        exported(),
         _trusting(),
         _streamed(),
         _without_float16(),
