@@ -33,7 +33,7 @@ def type_shape(ty: Any) -> tuple[int, ...] | None:
     if not isinstance(ty, relax.TensorType) or ty.shape is None or not hasattr(ty.shape, "values"):
         return None
     dims = []
-    for dim in ty.shape.values:
+    for dim in ty.shape.values[:]:  # a slice is a list, which is made at once
         if not isinstance(dim, tvm.tirx.IntImm):
             return None
         dims.append(int(dim.value))

@@ -96,7 +96,7 @@ class Walk:
     def _flatten(self, expr: Expr) -> Expr:
         """`expr` with nested calls bound to variables, and typed."""
         if isinstance(expr, tvm.ir.Call):
-            args = [self._flatten_arg(arg) for arg in expr.args]
+            args = [self._flatten_arg(arg) for arg in expr.args[:]]
             if not _all_same(args, expr.args):
                 expr = tvm.ir.Call(expr.op, args, expr.attrs, expr.ty_args)
             return expr if not expr.ty.is_missing() else self.builder.normalize(expr)
@@ -109,7 +109,7 @@ class Walk:
         if isinstance(arg, tvm.ir.Call | tvm.ir.TupleGetItem):
             return self.emit(arg) if is_value(arg) else arg
         if isinstance(arg, tvm.ir.Tuple):
-            fields = [self._flatten_arg(f) for f in arg.fields]
+            fields = [self._flatten_arg(f) for f in arg.fields[:]]
             if not _all_same(fields, arg.fields):
                 return self.builder.normalize(tvm.ir.Tuple(fields))
         return arg
@@ -183,7 +183,7 @@ class Walk:
         if isinstance(expr, tvm.ir.Var):
             return self.alias.get(expr, expr)
         if isinstance(expr, tvm.ir.Tuple):
-            fields = [self._substituted(f) for f in expr.fields]
+            fields = [self._substituted(f) for f in expr.fields[:]]
             if _all_same(fields, expr.fields):
                 return expr
             return self.builder.normalize(tvm.ir.Tuple(fields))
@@ -193,7 +193,7 @@ class Walk:
                 return expr
             return self.builder.normalize(tvm.ir.TupleGetItem(value, expr.index))
         if isinstance(expr, tvm.ir.Call) and is_value(expr):
-            args = [self._substituted(arg) for arg in expr.args]
+            args = [self._substituted(arg) for arg in expr.args[:]]
             if _all_same(args, expr.args):
                 return expr
             return tvm.ir.Call(expr.op, args, expr.attrs, expr.ty_args, ret_ty=expr.ty)
@@ -278,7 +278,7 @@ def _adopt_outputs(bindings: list[Any]) -> list[Any]:
 
 def _all_same(new: Sequence[Expr], old: Sequence[Expr]) -> bool:
     """Whether the nodes are the same ones (Python's `is` compares their wrappers, of which a node has many)."""
-    return all(a.same_as(b) for a, b in zip(new, old, strict=True))
+    return all(a.same_as(b) for a, b in zip(new, old[:], strict=True))
 
 
 _NOT_SHARED = ("relax.call_", "relax.vm.", "relax.memory.", "relax.builtin.", "relax.nn.dropout", "relax.multinomial")
@@ -292,7 +292,7 @@ def _sharing_key(expr: Expr) -> tuple[Any, ...] | None:
     if not name or name.startswith(_NOT_SHARED):
         return None
     parts: list[Any] = [name]
-    for arg in expr.args:
+    for arg in expr.args[:]:
         if isinstance(arg, tvm.ir.Var) or is_const(arg):
             parts.append(arg)
         elif isinstance(arg, relax.ShapeExpr | tvm.ir.Tuple | tvm.tirx.IntImm | tvm.tirx.FloatImm):
@@ -313,5 +313,7 @@ def _same_attrs(a: Any, b: Any) -> bool:
 
 
 def _check_same_type(var: Any, value: Expr) -> None:
+    if var.ty.same_as(value.ty):
+        return
     old, new = (shape_of(var), dtype_of(var)), (shape_of(value), dtype_of(value))
     assert old[0] is None or old == new, f"a rewrite changed the type of {var.name} from {old} to {new}"

@@ -24,12 +24,12 @@ def _count(expr: Expr, uses: dict[Any, int]) -> None:
     if isinstance(expr, tvm.ir.Var):
         uses[expr] = uses.get(expr, 0) + 1
     elif isinstance(expr, tvm.ir.Tuple):
-        for part in expr.fields:
+        for part in expr.fields[:]:
             _count(part, uses)
     elif isinstance(expr, tvm.ir.TupleGetItem):
         _count(expr.tuple_value, uses)
     elif isinstance(expr, tvm.ir.Call) and is_value(expr):
-        for part in expr.args:
+        for part in expr.args[:]:
             _count(part, uses)
     elif isinstance(expr, relax.If | relax.Function | relax.SeqExpr):
         for var in relax.analysis.free_vars(expr):

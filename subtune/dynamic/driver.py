@@ -51,7 +51,7 @@ from subtune.tuning.weights import spare_bytes
 _LITTLE = 0.01
 """Of the model's time: what has less is tuned in haste."""
 _AHEAD = 3
-"""Subgraphs whose kernels are built while the first of them is measured."""
+"""Subgraphs whose kernels are built while the first of them is measured; on a processor, while it is not timed."""
 
 
 @dataclass
@@ -252,7 +252,7 @@ def _tuned(
         for prospect in prospects.values():
             stack.callback(prospect.close)
         for at, name in enumerate(order):
-            for ahead in order[at : at + _AHEAD] if device.backend.measuring.overlaps else ():
+            for ahead in order[at : at + _AHEAD]:
                 joint.begin(ahead, prospects[ahead].begin)
             served = joint.served(name, workloads[name], prospects[name].tuned, prospects[name].untuned)
             found[name] = Tuned(workloads[name], served, uses.get(name, 1))

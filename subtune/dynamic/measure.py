@@ -228,7 +228,9 @@ class _Looks:
         libraries = {one: how for one, how in libraries.items() if not is_beyond(extents, how)}
         if libraries and session is not None:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
-            results |= timed(extents, session(extents), libraries, is_timed, is_further, above)
+            is_end = not is_timed or extents in found.ends
+            seen = [one for one in libraries if is_further or (found.right.get(one) and not is_end)]
+            results |= timed(extents, session(extents), libraries, is_timed, seen, above)
             self.fresh.setdefault(extents, set()).update(libraries if is_timed else ())
         if is_timed and not is_further:
             seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
@@ -261,9 +263,10 @@ class _Looks:
     def again(self, extents: Extents, session: LocalSession, candidates: Sequence[Candidate]) -> None:
         """Time them once more; the least counts."""
         news: dict[Candidate, float | Failure] = {}
-        for candidate in candidates:
-            taken = self.found.seconds[candidate]
-            news[candidate] = taken[extents] = less(session, candidate, taken[extents])
+        with session.silence():
+            for candidate in candidates:
+                taken = self.found.seconds[candidate]
+                news[candidate] = taken[extents] = less(session, candidate, taken[extents])
         self.memory.add_outcomes(extents, news, True)
 
     def end(self) -> None:

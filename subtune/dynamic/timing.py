@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-
-import numpy as np
+from statistics import median
 
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Extents
@@ -17,7 +16,7 @@ from subtune.measure.session import LocalSession
 
 ANY = Candidate("default", (("dynamic", True),))
 """The default schedule among the candidates: in a session `DEFAULT` is what all are compared with."""
-_TIME_S = 0.005
+_TIME_S = 0.003
 """Of one timing of a kernel at an instance."""
 _AGAIN = 2.0
 """Times the fastest kernel's seconds, up to which an instance's kernels are timed again: who was disturbed then, is not
@@ -25,6 +24,8 @@ now."""
 _CLOSE, _MOST_CLOSE, _TURNS = 1.2, 6, 5
 """The same of those that are timed in turns instead, so many at most, so often: a processor's clock may change by a
 tenth between the looks at two kernels, and would choose."""
+_BEHIND = 1.05
+"""Who was further behind in each of two turns is not the fastest."""
 _LONG_S, _FEW_TURNS = 1e-3, 3
 """Of kernels that take longer, fewer turns: every look takes several calls."""
 _DISTURBED, MOST_AGAIN = 1.15, 4
@@ -37,12 +38,13 @@ def timed(
     session: LocalSession,
     libraries: Mapping[Candidate, Library],
     is_timed: bool,
-    is_checked: bool,
+    known: Collection[Candidate],
     above: Mapping[Candidate, float],
 ) -> dict[Candidate, float | Failure]:
-    """Seconds of each library, or why there are none. Those that were checked elsewhere are looked at once more.
+    """Seconds of each library, or why there are none.
 
     Args:
+        known: those that were checked at other instances: here on the first input set alone.
         above: what larger instances took.
     """
     results: dict[Candidate, float | Failure] = {}
@@ -51,27 +53,32 @@ def timed(
         lent = named(candidate)
         numbers = numbers_of(extents, library.granules, library.knows_extents)
         past = numbers[0] * library.granules[0] - extents[0] if extents else 0
-        session.lend(lent, replace(library, numbers=numbers, rows_past_end=past), is_checked)
-        checked = session.check(lent, 0.0 if is_checked else math.inf)
-        if isinstance(checked, Failure):
-            results[candidate] = checked
-            continue
-        timing = session.time(lent, _TIME_S, math.inf) if is_timed else checked.timing
-        results[candidate] = timing.min_s if isinstance(timing, Timing) else timing
+        session.lend(lent, replace(library, numbers=numbers, rows_past_end=past), candidate in known)
+        checked = session.check(lent, 0.0 if candidate in known else math.inf)
+        results[candidate] = checked if isinstance(checked, Failure) else checked.timing.min_s
     if is_timed:
-        first = _close(results)
-        for candidate, before in _near(results, _AGAIN).items():
-            if candidate not in first or len(first) == 1:
-                results[candidate] = less(session, candidate, before)
-        if len(close := _close(results)) > 1:
-            results |= in_turns(close, lambda one: session.time(named(one), _TIME_S, math.inf))
-    for candidate, larger in above.items() if is_timed else ():
+        with session.silence():
+            _time(results, session, above)
+    return results
+
+
+def _time(results: dict[Candidate, float | Failure], session: LocalSession, above: Mapping[Candidate, float]) -> None:
+    """Put in the place of seconds of single calls what looks at all of them say."""
+    for candidate in [one for one, of in results.items() if not isinstance(of, Failure)]:
+        look = session.time(named(candidate), _TIME_S, math.inf)
+        results[candidate] = look.min_s if isinstance(look, Timing) else look
+    first = _close(results)
+    for candidate, before in _near(results, _AGAIN).items():
+        if candidate not in first or len(first) == 1:
+            results[candidate] = less(session, candidate, before)
+    if len(close := _close(results)) > 1:
+        results |= in_turns(close, lambda one: session.time(named(one), _TIME_S, math.inf))
+    for candidate, larger in above.items():
         for _ in range(MOST_AGAIN):
             taken = results.get(candidate)
             if not isinstance(taken, float) or taken <= _DISTURBED * larger:
                 break
             results[candidate] = less(session, candidate, taken)
-    return results
 
 
 def _near(results: Mapping[Candidate, float | Failure], times: float) -> dict[Candidate, float]:
@@ -87,17 +94,21 @@ def _close(results: Mapping[Candidate, float | Failure]) -> dict[Candidate, floa
 
 
 def in_turns(taken: Mapping[Candidate, float], time: Callable[[Candidate], Timing | Failure]) -> dict[Candidate, float]:
-    """Seconds by several rounds, in each of which all are timed: the median of what each took over the fastest of its
-    round. That itself takes what it does now or, as others are not timed again, what the fastest had `taken` before. Of
-    what cannot be timed the seconds before count."""
-    rounds = []
+    """Seconds by several rounds, in each of which all are timed that may be the fastest: the median of what each took
+    over the fastest of its round. That itself takes what it does now or, as others are not timed again, what the
+    fastest had `taken` before. Of what cannot be timed the seconds before count."""
+    shares: dict[Candidate, list[float]] = {one: [] for one in taken}
+    fastest, left = [], list(taken)
     for _ in range(_TURNS if min(taken.values()) < _LONG_S else _FEW_TURNS):
-        looks = {one: time(one) for one in taken}
-        rounds.append([look.min_s if isinstance(look, Timing) else taken[one] for one, look in looks.items()])
-    fastest = np.min(rounds, axis=1)
-    share = np.median(np.array(rounds) / fastest[:, None], axis=0)
-    level = min(float(np.median(fastest)), *taken.values())
-    return dict(zip(taken, (level * share).tolist(), strict=True))
+        looks = {one: time(one) for one in left}
+        seconds = {one: look.min_s if isinstance(look, Timing) else taken[one] for one, look in looks.items()}
+        fastest.append(min(seconds.values()))
+        for one, of in seconds.items():
+            shares[one].append(of / fastest[-1])
+        timed_twice = [one for one, look in looks.items() if isinstance(look, Timing) and len(shares[one]) > 1]
+        left = [one for one in left if one not in timed_twice or min(shares[one]) <= _BEHIND]
+    level = min(median(fastest), *taken.values())
+    return {one: level * median(of) for one, of in shares.items()}
 
 
 def less(session: LocalSession, candidate: Candidate, taken_s: float) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from subtune.runtime.memory import HUGE_PAGE, private_pages
+from subtune.measure.pages import Pages
+from subtune.runtime.memory import HUGE_PAGE
 
 GUARD_BYTES = 4096
 """On either side. One vector beyond the end is 64; a whole page also catches a tile row that runs over."""
@@ -17,6 +18,7 @@ _ALIGN = 64
 _FENCE_BYTES = 1 << 26
 _NO_ACCESS = 0
 """`PROT_NONE`."""
+_PAGES = Pages(1 << 29)
 CANARY = np.frombuffer(bytes((i * 37 + 11) % 251 + 2 for i in range(GUARD_BYTES)), np.uint8)
 
 
@@ -78,7 +80,7 @@ class Guarded:
 
 def _pages(nbytes: int) -> np.ndarray:
     """Bytes as an artifact has them: many in huge pages. The system's allocator may give what others left behind."""
-    return private_pages(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
+    return _PAGES.array(nbytes) if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
 
 
 def _fenced(nbytes: int) -> np.ndarray:

@@ -102,7 +102,8 @@ class Unprepared:
 class CheckJob:
     library: Library
     patience_s: float = math.inf
-    """`PrepareJob.patience_s`, where this is the first that asks for reference outputs."""
+    """`PrepareJob.patience_s`, where this is the first that asks for reference outputs; 0: on the first input set,
+    as all sets were compared at another shape."""
     session: str = ""
 
 

@@ -173,8 +173,9 @@ class LocalSession:
         outcome: Comparison | Failure = self._run(candidate, job, seconds)
         return outcome
 
-    def _silence(self) -> contextlib.AbstractContextManager[None]:
-        """What is timed has the cores for itself, where building takes some of them."""
+    def silence(self) -> contextlib.AbstractContextManager[None]:
+        """What is timed has the cores for itself, where building takes some of them; also between looks that follow
+        one another. What these need has to be built."""
         return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
 
     def _run(self, candidate: Candidate, job: RunJob, seconds: float) -> Any:
@@ -200,7 +201,7 @@ class LocalSession:
         return outcome
 
     def _call(self, job: RunJob, seconds: float) -> Any:
-        with contextlib.nullcontext() if isinstance(job, CheckJob) else self._silence():
+        with contextlib.nullcontext() if isinstance(job, CheckJob) else self.silence():
             return self._runner.call(job, self._limit(seconds))
 
     def _prepare(self, patience_s: float) -> Failure | None:

@@ -26,6 +26,7 @@ from subtune.measure.hazards import hazards
 from subtune.measure.in_turn import InTurn
 from subtune.measure.inputs import BLOCK, make_sets, repeated
 from subtune.measure.messages import CheckJob, CompareJob, Library, TimeJob
+from subtune.measure.pages import Holder
 from subtune.measure.verdict import disagreement, is_rounding, scale_of
 
 _MAX_COPIES = 32
@@ -39,6 +40,8 @@ _ARRAYS = Copies(1 << 29)
 _LARGE_BYTES = 1 << 20
 """Of an array that is kept between checks: smaller ones are copied anew each time, as fences take addresses; constants
 that have none are kept."""
+_TIMED = Holder()
+"""The workload that has copies of arguments."""
 _DISTURBED_S = 5e-3
 """What a call may take for want of a processor: a turn of another process, and some more."""
 _FILLS = (0xFF, 0x7F, 0xFF, 0x7F)
@@ -135,7 +138,7 @@ class Bench:
 
     def check(self, job: CheckJob) -> Comparison | Failure:
         kernel, calls_s = _load(job.library), list[float]()
-        if wrong := self._check(kernel, job.library, len(self._right.made), calls_s):
+        if wrong := self._check(kernel, job.library, len(self._right.made) if job.patience_s else 1, calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         if self.default_s < min(calls_s) < _DISTURBED_S:
             calls_s = self._more_calls(kernel, job.library)
@@ -259,6 +262,7 @@ class Bench:
         copies that together exceed all L2 caches, unless one set already does. Many weights, packed as this kernel
         wants them, belong to a network whose weights do not stay in L3: they come from memory at every run.
         """
+        _TIMED.take(self)
         packed = {position: self._first_set(position, packing).nbytes for position, packing in library.packings}
         sizes = [packed.get(i, arg.nbytes) for i, arg in enumerate((*self._inputs, *self._outputs))]
         device = self._device
@@ -277,6 +281,10 @@ class Bench:
             return calls[0]
         ring: Iterator[Callable[[], object]] = cycle(calls)
         return lambda: next(ring)()
+
+    def let_go(self) -> None:
+        """Of copies of arguments: those of another workload take their place."""
+        self._pool.clear()
 
     def _arguments(self, library: Library, copy: int) -> list[Any]:
         """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
