@@ -68,4 +68,5 @@ class Kernels:
 
 
 def _is_inexact(library: Library | Failure | None) -> bool:
-    return isinstance(library, Library) and not set(library.granules) <= {1}
+    """Of a kernel that knows the extents, what it multiplies ends with the last row."""
+    return isinstance(library, Library) and not set(library.granules) <= {1} and not library.knows_extents

@@ -136,7 +136,7 @@ class Prospect:
         if measurer.most < len(probes):
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
-        without = MIXING if is_overlapping else ()
+        without = MIXING if self._exact_only and self._workload.varying_inputs > 1 else ()
         found = proposals(self._workload, probes, self._device, topk, without, self._further)
         if is_overlapping:
             found = self._exact(found)
@@ -170,9 +170,13 @@ class Prospect:
         return [at for at in dict.fromkeys(found) if at not in self._probes]
 
     def _exact(self, found: Mapping[Candidate, tuple[Extents, ...]]) -> dict[Candidate, tuple[Extents, ...]]:
-        """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number."""
-        kept = {overlapped(one): at for one, at in found.items()}
-        lowest = min(found, key=lambda one: self._device.backend.shape_of_tile(one).rows, default=DEFAULT)
+        """The same, with tiles that overlap: they serve no fewer rows than one has. The lowest serve any number.
+
+        Those that know how many rows there are read none behind the last.
+        """
+        kept = {one if one.family in MIXING else overlapped(one): at for one, at in found.items()}
+        tiled = [one for one in found if one.family not in MIXING]
+        lowest = min(tiled, key=lambda one: self._device.backend.shape_of_tile(one).rows, default=DEFAULT)
         return {one: () if one == overlapped(lowest) else at for one, at in kept.items()}
 
     def _choices(self, measurer: Workbench) -> list[Mapping[Candidate, Sequence[Extents]]]:
