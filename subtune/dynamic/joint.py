@@ -72,7 +72,10 @@ class Joint:
     def begin(self, name: str, begin: Callable[[Workbench], object]) -> None:
         """Prepare a subgraph whose turn comes soon, if anybody wants it."""
         if self._is_going:
-            begin(self._workbench(name))
+            try:
+                begin(self._workbench(name))
+            except KeyboardInterrupt:
+                self.is_interrupted = True
 
     def served(
         self,
