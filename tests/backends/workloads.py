@@ -65,6 +65,13 @@ def dense(m: int, n: int, k: int) -> Workload:
     return build(lambda emit, x, w, b: op.nn.gelu(emit(op.add(emit(op.matmul(x, w)), b))), [(m, k)], [(k, n), (n,)])
 
 
+def dense_residual(m: int, n: int, k: int) -> Workload:
+    """x @ w + b + y with a constant w."""
+    return build(
+        lambda emit, x, y, w, b: op.add(emit(op.add(emit(op.matmul(x, w)), b)), y), [(m, k), (m, n)], [(k, n), (n,)]
+    )
+
+
 def matmul(m: int, n: int, k: int) -> Workload:
     """a @ b, nothing constant."""
     return build(lambda emit, a, b: op.matmul(a, b), [(m, k), (k, n)])
