@@ -245,8 +245,9 @@ def _tuned(
     for name in order:
         one = workloads[name]
         exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
-        is_heavy = bounds[name] > _LITTLE * total and _computes(one)
-        prospects[name] = Prospect(one, dynamic.domain, exact_only, is_heavy, options.topk, device)
+        is_light = bounds[name] <= _LITTLE * total
+        is_heavy = not is_light and _computes(one)
+        prospects[name] = Prospect(one, dynamic.domain, exact_only, is_heavy, options.topk, device, is_light)
     found: dict[str, Tuned] = {}
     with ExitStack() as stack:
         for prospect in prospects.values():

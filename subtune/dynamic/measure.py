@@ -55,6 +55,7 @@ class Measurement:
         exact_only: without kernels that compute rows past the last one.
         is_timed: False leaves it at the seconds of the calls whose results are checked.
         further: an instance at which some kernels are to be timed besides, until there is none.
+        in_haste: nobody asks which of two kernels that take about as long is the faster one.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Measurement:
         measurer: Workbench,
         is_timed: bool = True,
         further: HeldOut | None = None,
+        in_haste: bool = False,
     ) -> None:
         ordered = _from_above((*instances, *checks))
         self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
@@ -82,7 +84,7 @@ class Measurement:
         tiles = {one: device.backend.shape_of_tile(of_family(one)) for one in candidates}
         found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
-        self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed)
+        self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed, in_haste)
         self._unknown: list[Candidate] | None = None
 
     def begin(self) -> None:
@@ -159,6 +161,7 @@ class _Looks:
     candidates: Mapping[Candidate, Sequence[Extents]]
     in_line: bool
     is_timed: bool
+    in_haste: bool = False
     fresh: dict[Extents, set[Candidate]] = field(default_factory=dict)
     """Kernels that were timed now, not remembered."""
     near: set[Candidate] = field(default_factory=set)
@@ -230,7 +233,7 @@ class _Looks:
             above = {one: least for one in libraries if (least := _least_above(found.seconds.get(one, {}), extents))}
             is_end = not is_timed or extents in found.ends
             seen = [one for one in libraries if is_further or (found.right.get(one) and not is_end)]
-            results |= timed(extents, session(extents), libraries, is_timed, seen, above)
+            results |= timed(extents, session(extents), libraries, is_timed, seen, above, self.in_haste)
             self.fresh.setdefault(extents, set()).update(libraries if is_timed else ())
         if is_timed and not is_further:
             seconds = {one: of for one, of in results.items() if not isinstance(of, Failure)}
@@ -251,7 +254,7 @@ class _Looks:
     def doubtful(self) -> dict[Extents, list[Candidate]]:
         """Kernels that took longer at an instance than what they took at a smaller and at a larger one lets expect."""
         found: dict[Extents, list[Candidate]] = {}
-        for candidate, of in self.found.seconds.items() if self.in_line else ():
+        for candidate, of in self.found.seconds.items() if self.in_line and not self.in_haste else ():
             points = sorted(of, key=math.prod)
             for low, at, high in zip(points, points[1:], points[2:], strict=False):
                 share = math.log(math.prod(at) / math.prod(low)) / math.log(math.prod(high) / math.prod(low))

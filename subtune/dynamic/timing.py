@@ -40,12 +40,14 @@ def timed(
     is_timed: bool,
     known: Collection[Candidate],
     above: Mapping[Candidate, float],
+    in_haste: bool = False,
 ) -> dict[Candidate, float | Failure]:
     """Seconds of each library, or why there are none.
 
     Args:
         known: those that were checked at other instances: here on the first input set alone.
         above: what larger instances took.
+        in_haste: one look at each is enough.
     """
     results: dict[Candidate, float | Failure] = {}
     by_layout = sorted(libraries.items(), key=lambda one: str(one[1].packings))  # which are made one after the other
@@ -58,15 +60,23 @@ def timed(
         results[candidate] = checked if isinstance(checked, Failure) else checked.timing.min_s
     if is_timed:
         with session.silence():
-            _time(results, session, above)
+            _time(results, session)
+            if not in_haste:
+                _time_again(results, session, above)
     return results
 
 
-def _time(results: dict[Candidate, float | Failure], session: LocalSession, above: Mapping[Candidate, float]) -> None:
-    """Put in the place of seconds of single calls what looks at all of them say."""
+def _time(results: dict[Candidate, float | Failure], session: LocalSession) -> None:
+    """Put in the place of seconds of single calls what a look at each says."""
     for candidate in [one for one, of in results.items() if not isinstance(of, Failure)]:
         look = session.time(named(candidate), _TIME_S, math.inf)
         results[candidate] = look.min_s if isinstance(look, Timing) else look
+
+
+def _time_again(
+    results: dict[Candidate, float | Failure], session: LocalSession, above: Mapping[Candidate, float]
+) -> None:
+    """Those that may be the fastest, and those that took longer than a larger instance of theirs."""
     first = _close(results)
     for candidate, before in _near(results, _AGAIN).items():
         if candidate not in first or len(first) == 1:

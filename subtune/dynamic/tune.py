@@ -56,13 +56,21 @@ class Prospect:
         exact_only: the kernels may not compute rows past the last one.
         is_heavy: the workload counts in the model's time.
         topk: candidates for each measured instance.
+        is_light: nearly nothing of the model's time is its.
     """
 
     def __init__(
-        self, workload: DynamicWorkload, domain: Domain, exact_only: bool, is_heavy: bool, topk: int, device: Device
+        self,
+        workload: DynamicWorkload,
+        domain: Domain,
+        exact_only: bool,
+        is_heavy: bool,
+        topk: int,
+        device: Device,
+        is_light: bool = False,
     ) -> None:
         self._workload, self._domain, self._device = workload, domain, device
-        self._exact_only, self._is_heavy, self._topk = exact_only, is_heavy, topk
+        self._exact_only, self._is_heavy, self._is_light, self._topk = exact_only, is_heavy, is_light, topk
         self._begun: Measurement | None = None
         self._chosen: list[Mapping[Candidate, Sequence[Extents]]] = []
 
@@ -124,7 +132,7 @@ class Prospect:
                     proposed.setdefault(at, []).append(one)
         further = HeldOut(self._workload, self._domain, proposed) if self._is_heavy else None
         where = (self._instances, self._checks, self._exact_only, self._device, measurer)
-        return Measurement(self._workload, candidates, *where, further=further)
+        return Measurement(self._workload, candidates, *where, further=further, in_haste=self._is_light)
 
     @cached_property
     def _probes(self) -> list[Extents]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,6 @@ import tvm
 
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
-from subtune.backends.host.limited import limited
 from subtune.core.candidate import Candidate
 from subtune.core.domain import Domain, Symbol
 from subtune.core.kernel import Kernel
@@ -29,29 +31,32 @@ DEPTH, COLUMNS, LONGEST = 512, 64, 40
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory has no fence elsewhere")
 @pytest.mark.parametrize(("levels", "mb", "order"), [(1, 8, "m"), (2, 4, "n")])
-def test_rows_behind_the_last_are_not_read(levels: int, mb: int, order: str) -> None:
+def test_rows_behind_the_last_are_not_read(levels: int, mb: int, order: str, tmp_path: Path) -> None:
     workload = of_rows(lambda rows: dense(rows, COLUMNS, DEPTH))
     candidate = Candidate.make("strassen", levels=levels, mr=4, nr=16, mb=mb, order=order)
     found = dynamic_kernel(workload, candidate, DEVICE)
     assert isinstance(found, DynamicKernel)
     kernel: Kernel = linked(workload, found, (LONGEST,), DEVICE)
-    main = DEVICE.backend.lower(kernel.func.with_attr("global_symbol", "main"), DEVICE)["main"]
+    library = DEVICE.backend.build(kernel.func.with_attr("global_symbol", "main"), DEVICE, str(tmp_path / "k"), True)
     (granule,) = found.granules
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((DEPTH, COLUMNS), (COLUMNS,))]
     packings = dict(kernel.packings)
-    constants = [packings[i](array) if i in packings else array for i, array in enumerate(weights, 1)]
+    np.savez(tmp_path / "constants.npz", *(packings[i](w) if i in packings else w for i, w in enumerate(weights, 1)))
+    calls = [(rows, *found.numbers((rows,))) for rows in (1, 5, granule - 1, granule + 1, LONGEST)]
+    text = f"from {__name__} import run; run({str(library)!r}, {str(tmp_path / 'constants.npz')!r}, {granule}, {calls})"
+    subprocess.run([sys.executable, "-c", text], check=True, cwd=Path(__file__).parents[2], timeout=120)
 
-    def run() -> None:
-        """In a child: who reads behind the rows has none afterwards."""
-        for rows in (1, 5, granule - 1, granule + 1, LONGEST):
-            x = _fenced(rows * DEPTH * 4)
-            x.view(np.float32)[:] = rng.standard_normal(rows * DEPTH)
-            out = tvm.runtime.empty((-(-rows // granule) * granule, COLUMNS), "float32")
-            given = tvm.runtime.from_dlpack(x)._create_view((rows, DEPTH), "float32")
-            main(*found.numbers((rows,)), given, *map(tvm.runtime.tensor, constants), out)
 
-    limited(run, 60)
+def run(library: str, constants: str, granule: int, calls: Sequence[Sequence[int]]) -> None:
+    """In a process of its own, as who reads behind the rows has none afterwards."""
+    main = tvm.runtime.load_module(library)["main"]
+    arrays = [tvm.runtime.tensor(array) for array in np.load(constants).values()]
+    for rows, *numbers in calls:
+        x = _fenced(rows * DEPTH * 4)
+        x.view(np.float32)[:] = 1.0
+        out = tvm.runtime.empty((-(-rows // granule) * granule, COLUMNS), "float32")
+        main(*numbers, tvm.runtime.from_dlpack(x)._create_view((rows, DEPTH), "float32"), *arrays, out)
 
 
 def test_it_is_proposed_where_nothing_else_varies() -> None:
