@@ -84,7 +84,7 @@ class Measurement:
         tiles = {one: device.backend.shape_of_tile(of_family(one)) for one in candidates}
         found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
         in_line = all(_is_below(low, high) for high, low in pairwise(ordered))
-        self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed, in_haste)
+        self._looks = _Looks(found, memory, self._kernels, candidates, in_line, is_timed, in_haste=in_haste)
         self._unknown: list[Candidate] | None = None
 
     def begin(self) -> None:
@@ -161,11 +161,11 @@ class _Looks:
     candidates: Mapping[Candidate, Sequence[Extents]]
     in_line: bool
     is_timed: bool
-    in_haste: bool = False
     fresh: dict[Extents, set[Candidate]] = field(default_factory=dict)
     """Kernels that were timed now, not remembered."""
     near: set[Candidate] = field(default_factory=set)
     """The fastest kernels at the last instance that was timed."""
+    in_haste: bool = False
 
     def unknown(self, points: Sequence[tuple[Extents, bool]]) -> list[Candidate]:
         """Those that have to be built: of which not all is remembered where they are measured whatever others take."""

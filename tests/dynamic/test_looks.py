@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
-from subtune.core.measurement import Failure, FailureKind, Timing
+from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.dynamic.measure import Measurement, _Looks
 from subtune.dynamic.measured import Measured
-from subtune.dynamic.timing import in_turns
+from subtune.dynamic.timing import in_turns, timed
 from subtune.dynamic.workbench import Workbench
+from subtune.measure.messages import Library
 from tests.backends.workloads import dense
 from tests.dynamic.flat_kernels import of_rows
 
@@ -85,3 +86,30 @@ def test_instances_are_gone_through_upward(monkeypatch: pytest.MonkeyPatch) -> N
     with closing(Measurement(workload, {ONE: ()}, [(1,), (20,), (5,)], [(7,)], False, device, recall)) as measurement:
         measurement.result()
     assert pairs == [((1,), (5,)), ((5,), (20,))]
+
+
+def test_in_haste_each_is_looked_at_once() -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.looked: list[Candidate] = []
+
+        def lend(self, *_: Any) -> None: ...
+
+        def check(self, one: Candidate, _: float) -> Comparison:
+            timing = Timing(1e-6, 1e-6, 0.0, 1)
+            return Comparison(timing, timing, 1.0, 0.1)
+
+        def silence(self) -> Any:
+            return nullcontext()
+
+        def time(self, one: Candidate, *_: Any) -> Timing:
+            self.looked.append(one)
+            return Timing(2e-6, 2e-6, 0.0, 1)
+
+    libraries = {Candidate(name): Library(name, "", (), 0.0, (1,)) for name in ("a", "b", "c")}
+    hasty, thorough = Session(), Session()
+    for session, in_haste in ((hasty, True), (thorough, False)):
+        found = timed((7,), session, libraries, True, (), {}, in_haste)  # type: ignore[arg-type]
+        assert found == dict.fromkeys(libraries, 2e-6)
+    assert hasty.looked == list(libraries)
+    assert len(thorough.looked) > len(libraries)
