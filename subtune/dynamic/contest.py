@@ -51,6 +51,8 @@ class Contest:
             return found
         small = least()
         of_small = _among(small.alternatives(), {one.name for one in doubtful.regions})
+        if not of_small.regions:
+            return found
         planned_small = self._planned(small, of_small, device)
         at_least, doubtful_small = _foreseen(planned_small, of_small)
         at_least |= self._measured(planned_small, doubtful_small, device)

@@ -71,6 +71,7 @@ class LocalMeasurer:
         self._runners: dict[tuple[str, int], Runner] = {}
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
+            self._kept = Path(tempfile.mkdtemp(dir=self._scratch.path))
         except OSError as e:
             raise _no_room(e) from e
 
@@ -94,7 +95,7 @@ class LocalMeasurer:
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
         settings = replace(self.settings, rows_past_end=rows_past_end)
         if schedule:
-            settings = replace(settings, schedule=schedule, kept=self._kept())
+            settings = replace(settings, schedule=schedule, kept=str(self._kept))
         session = LocalSession(workload, device, workers, settings, directory, deadline)
         try:
             yield session
@@ -113,11 +114,9 @@ class LocalMeasurer:
     ) -> list[Kernel | Failure]:
         """Kernels as `schedule` ("module:function") makes them, side by side in the builders."""
         texts = {workload: workload.to_json() for workload, _ in wanted}
+        kept, limit_s = str(self._kept), self.settings.build_limit_s
         builds = [
-            Build(
-                ScheduleJob(texts[one], one.num_outputs, device, candidate, schedule, self._kept()),
-                self.settings.build_limit_s,
-            )
+            Build(ScheduleJob(texts[one], one.num_outputs, device, candidate, schedule, kept), limit_s)
             for one, candidate in wanted
         ]
         for module in device.backend.measuring.builder_modules:  # whose operators the kernels have
@@ -126,12 +125,6 @@ class LocalMeasurer:
         builders.submit(builds)
         builders.wait(builds, math.inf, math.inf)
         return [build.outcome for build in builds]
-
-    def _kept(self) -> str:
-        """The directory of kernels that may be wanted again."""
-        path = self._scratch.path / "kernels"
-        path.mkdir(exist_ok=True)
-        return str(path)
 
     def close(self) -> None:
         for builders in self._builders.values():

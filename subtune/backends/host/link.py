@@ -85,18 +85,19 @@ def _compiles_for(command: Sequence[str], triple: str) -> bool:
     return (triples.architecture(made), triples.system(made)) == (triples.architecture(triple), triples.system(triple))
 
 
-def _within(objects: Sequence[str], triple: str) -> list[str]:
+def _within(command: Sequence[str], objects: Sequence[str], triple: str) -> list[str]:
     """What says that objects mean one another, whatever of the same name another library of the process has. Linkers of
     macOS do not have to be told."""
     if len(objects) < 2 or (triples.system(triple) or sys.platform) != "linux":
         return []
-    is_driver = not Path(link_command(triple)[0]).name.startswith(("ld", "lld"))
+    is_driver = not Path(command[0]).name.startswith(("ld", "lld"))
     return ["-Wl,-Bsymbolic" if is_driver else "-Bsymbolic"]
 
 
 def link_shared(output: str, objects: Sequence[str], triple: str = "", **_: object) -> None:
     """Link `objects` into the shared library `output`; the signature is that of TVM's `fcompile`."""
-    command = [*link_command(triple), *_within(objects, triple), "-o", output, *objects]
+    linker = link_command(triple)
+    command = [*linker, *_within(linker, objects, triple), "-o", output, *objects]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as e:

@@ -18,7 +18,6 @@ from subtune.tir.walk import found
 
 EXPORTED = "subtune.exported"
 """Attribute of a PrimFunc: its name for the linker. It takes addresses and numbers, as other functions of C do."""
-_PREFIX = "subtune_kernel_"
 _LEAST = 4
 """Kernels of a part: a process takes a moment to start."""
 
@@ -64,14 +63,18 @@ def _movable(mod: IRModule) -> dict[Any, int]:
     return kernels
 
 
+def _symbol(gvar: Any) -> str:
+    return f"subtune_kernel_{gvar.name_hint}"
+
+
 def _exported(gvar: Any, func: PrimFunc) -> PrimFunc:
-    return func.with_attr(EXPORTED, _PREFIX + gvar.name_hint)
+    return func.with_attr(EXPORTED, _symbol(gvar))
 
 
 def _calling(func: PrimFunc, moved: set[Any]) -> PrimFunc:
     def called(call: Any) -> Any:
         if call.op not in moved:
             return call
-        return tirx.call_extern("int32", _PREFIX + call.op.name_hint, *call.args)
+        return tirx.call_extern("int32", _symbol(call.op), *call.args)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, called)))
