@@ -58,6 +58,10 @@ class Candidate:
         """Whether the kernel runs on the calling thread alone, as very short ones should."""
         return bool(dict(self.knobs).get("serial", False))
 
+    def having(self, **knobs: Knob) -> Candidate:
+        """The same with these knobs, in the place of its own where it has them."""
+        return self.make(self.family, self.predicted_s, **{**dict(self.knobs), **knobs})
+
     def to_json(self) -> str:
         return json.dumps({"family": self.family, "knobs": dict(self.knobs)}, sort_keys=True)
 

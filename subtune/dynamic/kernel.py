@@ -192,7 +192,7 @@ def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: De
     rows = [size - less for (size,), less in zip(sizes, lacking, strict=True)]
     name = workload.names[0]
     named = [{name: tiles, _known(name): count} for tiles, count in zip(counts, rows, strict=True)]
-    candidates = [Candidate.make(candidate.family, **{**dict(candidate.knobs), "rows": count}) for count in rows]
+    candidates = [candidate.having(rows=count) for count in rows]
     found = _compared(workload, candidates, device, (granule,), sizes, named, knows_extents=True)
     return replace(found, candidate=candidate) if isinstance(found, DynamicKernel) else found
 

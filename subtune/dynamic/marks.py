@@ -30,4 +30,4 @@ def of_family(candidate: Candidate) -> Candidate:
 def _marked(candidate: Candidate, mark: str) -> Candidate:
     if candidate.family == DEFAULT.family:
         return candidate
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), mark: True})
+    return candidate.having(**{mark: True})

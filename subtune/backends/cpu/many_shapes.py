@@ -51,8 +51,7 @@ def _paneled(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Se
         return (_of_single_tiles(candidate),)
     if not is_packed or "panel" not in (knob.name for knob in fields(kind)):
         return (candidate,)
-    decided = {**dict(candidate.knobs), "panel": problem.device.lanes()}
-    paneled = Candidate.make(candidate.family, candidate.predicted_s, **decided)
+    paneled = candidate.having(panel=problem.device.lanes())
     knobs = paneled.as_knobs(kind)
     if isinstance(knobs, strassen.Knobs):
         return _of_all_heights(problem, paneled, knobs)
@@ -63,9 +62,7 @@ def _paneled(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Se
 def _of_single_tiles(candidate: Candidate) -> Candidate:
     """Of a product of two inputs, whose rows are as many as its memory has: several tiles that are computed by one
     thread, one after the other, are the last ones at some shapes, and one is at fewer."""
-    if int(candidate.get("mt") or 1) == 1:
-        return candidate
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "mt": 1})
+    return candidate if int(candidate.get("mt") or 1) == 1 else candidate.having(mt=1)
 
 
 def _shared_out(problem: Problem[CPUModel], candidate: Candidate, kind: type) -> Candidate:
@@ -79,7 +76,7 @@ def _shared_out(problem: Problem[CPUModel], candidate: Candidate, kind: type) ->
     height = int(candidate.get("mb") or candidate.get("mr") or 1) * 2 ** int(candidate.get("levels") or 0)
     tiles = -(-prod(axes) // height)
     passes = next(of for of in _PASSES if of <= tiles)
-    return Candidate.make(candidate.family, candidate.predicted_s, **{**dict(candidate.knobs), "passes": passes})
+    return candidate.having(passes=passes)
 
 
 def _has_one_row(problem: Problem[CPUModel]) -> bool:

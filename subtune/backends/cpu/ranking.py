@@ -61,7 +61,7 @@ def _with_serial(found: list[Candidate], families: Collection[str], device: CPUM
     if device.threads == 1:
         return found
     serial = [
-        Candidate.make(c.family, c.predicted_s * device.threads, serial=True, **dict(c.knobs))
+        replace(c.having(serial=True), predicted_s=c.predicted_s * device.threads)
         for c in found
         if c.family in families and c.predicted_s < device.calibration.serial_below_s
     ]
@@ -84,9 +84,7 @@ def _with_streamed(
     is_ragged = bool(largest.shape) and int(largest.shape[-1]) * dtype_bits(largest.dtype) // 8 % device.line_bytes
     whole = [family for family in families if not is_ragged or family not in rowwise]
     streamed = [
-        Candidate.make(c.family, c.predicted_s * _STREAMED, stream=True, **dict(c.knobs))
-        for c in found
-        if c.family in whole
+        replace(c.having(stream=True), predicted_s=c.predicted_s * _STREAMED) for c in found if c.family in whole
     ]
     return [c for c in found if not c.get("ahead") or c.family not in whole] + streamed
 
