@@ -3,7 +3,7 @@
 Between two kernels that follow one another a GPU drains the first, starts the second's blocks and fetches its code:
 about a microsecond, which is a third of a small model. A kernel made here is launched before the one before it has
 ended, and waits for that before it touches global memory: then all that was written can be seen. So a kernel that waits
-for one waits for all before it.
+for one waits for all before it. Weights are none of it: the first of them may be copied before (`weights_ahead`).
 
 How early the next one starts is up to the first. One of few blocks, which leaves multiprocessors free, lets it start at
 once: on an H200 that takes 20 % off GPT-2 at batch 1. A larger one lets it start when its last block ends: blocks that
@@ -31,6 +31,7 @@ from tvm.script import tirx as T
 from tvm.sym.analyzer import Analyzer
 
 from subtune.backends.cuda.lowering.settled import at_greatest
+from subtune.backends.cuda.lowering.weights_ahead import weights_ahead
 from subtune.core.variants import GREATEST
 from subtune.tir.substitute import substitute
 from subtune.tir.walk import found
@@ -55,7 +56,9 @@ def start_early(mod: IRModule, _context: PassContext) -> IRModule:
 
     def launched(func: Any) -> Any:
         is_late = STARTS_LATE in (func.attrs or {}) and not _is_small(func)
-        return func.with_attr(_PARAMS, [_TAG]) if _has_instruction(func) and not is_late else func
+        if is_late or not _has_instruction(func):
+            return func
+        return (func if _waits(func.body) else weights_ahead(func)).with_attr(_PARAMS, [_TAG])
 
     return _with_kernels(mod, launched)
 
