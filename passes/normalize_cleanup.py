@@ -10,6 +10,8 @@ from subtune.passes.exprs import Expr, array_of, dtype_of, ints, is_float, op_na
 from subtune.passes.normalize_pads import PADS
 from subtune.passes.rewriter import Rules, Walk, merged, rewrite
 
+_POOLS = tuple(f"relax.nn.{kind}_pool{dims}d" for kind in ("avg", "max") for dims in (1, 2, 3))
+_ADAPTIVE_POOLS = tuple(f"relax.nn.adaptive_avg_pool{dims}d" for dims in (1, 2, 3))
 _RESHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
@@ -138,6 +140,15 @@ def drop_neutral(walk: Walk, call: Call) -> Expr | None:
     return None
 
 
+def drop_pool(walk: Walk, call: Call) -> Expr | None:
+    """A pooling whose windows are single elements, all of them -> nothing; so exporters write an adaptive one."""
+    shape = shape_of(call)
+    if shape is None or shape != shape_of(call.args[0]) or dtype_of(call) != dtype_of(call.args[0]):
+        return None
+    is_single = op_name(call) in _ADAPTIVE_POOLS or {*ints(call.attrs.pool_size)} == {1} == {*ints(call.attrs.strides)}
+    return call.args[0] if is_single else None
+
+
 def take_is_slice(walk: Walk, call: Call) -> Expr | None:
     """`take` of known neighbours along one axis -> a slice, which other kernels can read through; a gather they cannot.
 
@@ -183,6 +194,7 @@ CLEANUP: Rules = {
     "relax.broadcast_to": (drop_broadcast,),
     "relax.concat": (drop_single_concat,),
     "relax.take": (take_is_slice,),
+    **dict.fromkeys((*_POOLS, *_ADAPTIVE_POOLS), (drop_pool,)),
     **dict.fromkeys(("relax.multiply", "relax.divide", "relax.subtract"), (drop_neutral,)),
 }
 

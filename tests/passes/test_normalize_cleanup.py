@@ -22,6 +22,9 @@ GONE = {
     "times one": lambda x: op.nn.relu(op.multiply(relax.const(1.0), x)),
     "pad by nothing": lambda x: op.nn.relu(op.nn.pad(x, (0, 0, 0, 0, 0, 0), pad_value=1.0)),
     "minus zero": lambda x: op.nn.relu(op.subtract(x, relax.const(0.0))),
+    "maximum of single elements": lambda x: op.nn.relu(op.nn.max_pool1d(x, (1,))),
+    "mean of single elements": lambda x: op.nn.relu(op.nn.avg_pool1d(x, (1,))),
+    "as many means as elements": lambda x: op.nn.relu(op.nn.adaptive_avg_pool1d(x, (4,))),
     "tuple projection": lambda x: op.nn.relu(relax.TupleGetItem(relax.Tuple([x, x]), 1)),
 }
 STAYS = {
@@ -30,6 +33,8 @@ STAYS = {
     "one minus": lambda x: op.subtract(relax.const(0.0), x),
     "one over": lambda x: op.divide(relax.const(1.0), x),
     "plus zero": lambda x: op.add(x, relax.const(0.0)),
+    "maximum of three elements": lambda x: op.nn.max_pool1d(x, (3,), padding=(1, 1)),
+    "mean of three elements": lambda x: op.nn.avg_pool1d(x, (3,), padding=(1, 1)),
     "real permutation": lambda x: op.permute_dims(x, [0, 2, 1]),
 }
 

@@ -117,6 +117,13 @@ def test_windows_that_overlap_are_none(device: CPUModel) -> None:
     assert not proposed(max_pool(13, 32), device)
 
 
+def test_windows_of_single_elements_are_left_to_other_families(device: CPUModel) -> None:
+    workload = build(lambda emit, x: op.nn.avg_pool2d(x, (1, 1), layout="NHWC"), [(1, 6, 6, 256)])
+    found = backends.candidates(workload, device, 8)
+    assert found
+    assert "partials" not in {one.family for one in found}
+
+
 @pytest.mark.parametrize(
     ("knobs", "reason"), [({"unroll": 1, "tile": 3}, "no table"), ({"unroll": 1, "whole": True, "tile": 1}, "no rows")]
 )

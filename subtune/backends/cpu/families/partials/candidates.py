@@ -76,6 +76,8 @@ def first_reduction(workload: Workload) -> Strided | NotApplicable:
 def obstacle_of(found: Strided) -> NotApplicable | None:
     if is_in_rows(found):
         return None
+    if len(found.runs) < 2:
+        return NotApplicable("one run is not reduced")
     *_, before, last = found.runs
     if last.is_reduced and (len(found.runs) < 3 or before.is_reduced or not found.is_joined[-1]):
         return NotApplicable("a short reduced run that belongs to no columns")
