@@ -20,7 +20,7 @@ from subtune.core.workload import Workload
 if TYPE_CHECKING:
     from subtune.database.store import Database
 
-VERSION = "joint-9"
+VERSION = "joint-10"
 """Of how kernels for all instances are made and measured."""
 _BUILD = ""
 """In the place of an instance."""

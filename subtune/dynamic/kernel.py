@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from subtune.backends.base import Device, Problem
@@ -212,7 +212,7 @@ def _with_granules(
     if not device.backend.compares_lowered:  # what is scheduled for many serves few: comparisons stay
         greatest = tuple(max(extent, _MANY) for extent in greatest)
     steps = tuple(granule * unit for granule, unit in zip(granules, _units(workload, granules), strict=True))
-    points = sample_tiles(tiles_of(greatest, steps), is_even)
+    points = sample_tiles(tiles_of(greatest, steps), is_even, partial(_pads_sums, workload, steps))
     sizes = [tuple(count * step for count, step in zip(point, steps, strict=True)) for point in points]
     tiles = [dict(zip(workload.names, tiles_of(size, granules), strict=True)) for size in sizes]
     named = [_with_quotients(workload, of_size, granules) for of_size in tiles]
@@ -306,6 +306,12 @@ def _units(workload: DynamicWorkload, granules: Sequence[int]) -> tuple[int, ...
     if set(granules) != {1} or _quotients(workload):
         return (1,) * len(granules)
     return tuple(math.gcd(*(factor for _, factor in dim.terms)) for dim in workload.extents)
+
+
+def _pads_sums(workload: DynamicWorkload, steps: Sequence[int], point: Sequence[int]) -> bool:
+    """Whether every sum of extents that it pads is padded: that of odd ones may be a whole number of tiles."""
+    values = {name: count * step for name, count, step in zip(workload.names, point, steps, strict=True)}
+    return all(one.dividend.at(values) % one.divisor for one in _quotients(workload) if len(one.dividend.symbols) > 1)
 
 
 def _with_quotients(workload: DynamicWorkload, values: Mapping[str, int], granules: Sequence[int]) -> dict[str, int]:

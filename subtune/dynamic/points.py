@@ -11,6 +11,7 @@ from subtune.core.domain import Domain
 from subtune.core.tensor_spec import TensorSpec
 from subtune.dynamic.fit import NO_STEPS
 from subtune.dynamic.workload import DIVISORS
+from subtune.passes.pad_attention import KEYS
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
 _LEAST = 3
@@ -125,7 +126,10 @@ def _drawn(
 
 
 def _are_told(points: Sequence[Point], sums: Sequence[Dim]) -> bool:
-    """Whether no quotient of a sum is at all points that of another dividend, or the same number."""
+    """Whether no quotient of a sum is at all points that of another dividend, or the same number; and no sum a number
+    of whole tiles, which nothing would be padded to."""
+    if any(dim.at(point) % KEYS == 0 for dim in sums for point in points):
+        return False
     symbols = [Dim.symbol(name) for name in points[0]]
     products = [Dim.of({pair: 1}) for pair in itertools.combinations(sorted(points[0]), 2)]
     for divisor in DIVISORS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from subtune.passes.pad_attention import KEYS
 
@@ -16,7 +16,9 @@ _APART = 1.08
 """Of a sample and the next smaller one."""
 
 
-def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, ...]]:
+def sample_tiles(
+    most: Sequence[int], is_even: bool = False, fits: Callable[[tuple[int, ...]], bool] = lambda _: True
+) -> list[tuple[int, ...]]:
     """Numbers of tiles at which a template is made: primes, in another order for every extent; one point where there is
     no extent.
 
@@ -25,6 +27,7 @@ def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, 
             smaller than a vector.
         is_even: primes and twice primes that leave 1 or 2 when divided by 4. What pads them to multiples of 4 has a
             loop of two or three; a loop of one would be none.
+        fits: whether a kernel at such a point has the form that it has at others, as far as that is known.
     """
     if not most:
         return [()]
@@ -38,7 +41,8 @@ def sample_tiles(most: Sequence[int], is_even: bool = False) -> list[tuple[int, 
         )
         for i in range(4 * count)
     ]
-    points = list(dict.fromkeys(points))  # where extents are equal, so may be what is apart elsewhere: these come last
+    points = list(filter(fits, dict.fromkeys(points)))
+    # where extents are equal, so may be what is apart elsewhere: these come last
     return sorted(points, key=lambda point: len(set(point)) < len(point))[:count]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tvm import te, tirx
+from tvm.relax import op
 
 from subtune import backends
 from subtune.backends.base import Device, Problem
@@ -24,6 +25,7 @@ from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.template import difference, graph_of
 from subtune.dynamic.tune import _between as between
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
+from tests.backends.workloads import build
 
 
 def _doubled(rows: int, columns: int = 8) -> Any:
@@ -159,3 +161,21 @@ def test_kernels_are_checked_at_extents_that_two_divides_and_at_others(most: tup
     ends = [(1,), (most[0] * most[1],)]
     checked = [rows for (rows,) in (*ends, *between(workload, domain, ends, 2))]
     assert {min(rows & -rows, 8) for rows in checked} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("most", [256, 512, 128, 100])
+def test_sums_of_rows_are_padded_at_all_points(most: int, device: Device) -> None:
+    """Of odd numbers, too, a sum may be a whole number of tiles: 197 + 59 is 256, and padded by nothing."""
+    points = [{"past": past, "seq": seq} for past, seq in ((11, 5), (29, 17), (41, 7), (23, 31), (61, 19), (83, 11))]
+
+    def padded(past: int, seq: int) -> Workload:
+        behind = -(past + seq) % 32
+        joined = lambda emit, x, y: op.nn.pad(emit(op.concat([x, y], 0)), (0, behind, 0, 0))  # noqa: E731
+        return build(joined, [(past, 16), (seq, 16)])
+
+    sums = (Dim.symbol("past") + Dim.symbol("seq"),)
+    greatest, least = {"past": most, "seq": 64}, {"past": 1, "seq": 1}
+    workload = dynamic_workload([padded(**point) for point in points], points, greatest, sums, least=least)
+    assert isinstance(workload, DynamicWorkload), workload
+    found = dynamic_kernel(workload, DEFAULT, device)
+    assert isinstance(found, DynamicKernel), found.reason
