@@ -61,25 +61,26 @@ def sink_broadcasting(walk: Walk, call: Call) -> Expr | None:
     shape = shape_of(call)
     if shape is None:
         return None
-    p = _common(walk, list(call.args), shape)
-    if p is None:
+    found = _common(walk, list(call.args), shape)
+    if found is None:
         return None
-    args = [_in_layout(walk, arg, p) for arg in call.args]
+    y, p = found
+    args = [_in_layout(walk, arg, p, y) for arg in call.args]
     if any(arg is None for arg in args):
         return None
     return relax.op.permute_dims(rebuilt(call, args), p)
 
 
-def _common(walk: Walk, operands: list[Expr], shape: tuple[int, ...]) -> Perm | None:
-    """The permutation of the first permuted operand of full size."""
+def _common(walk: Walk, operands: list[Expr], shape: tuple[int, ...]) -> tuple[Expr, Perm] | None:
+    """What `moved` says of the first permuted operand of full size."""
     for operand in operands:
         found = moved(walk, operand)
         if found is not None and shape_of(operand) == shape:
-            return found[1]
+            return found
     return None
 
 
-def _in_layout(walk: Walk, operand: Expr, p: Perm) -> Expr | None:
+def _in_layout(walk: Walk, operand: Expr, p: Perm, y: Expr) -> Expr | None:
     """`operand` (of x's layout, possibly broadcast) for y's layout, when that costs nothing at run time."""
     found = moved(walk, operand)
     if found is not None and found[1] == p:
@@ -97,13 +98,19 @@ def _in_layout(walk: Walk, operand: Expr, p: Perm) -> Expr | None:
         return relax.op.reshape(operand, unpermuted(padded, p))
     # One direction only (towards channels last), or two layouts would be exchanged for each other without end.
     if len(shape) == len(p) and p == to_first(len(p)):
-        return _known(walk, operand, inverse(p))
+        return _known(walk, operand, inverse(p), y)
     return None
 
 
-def _known(walk: Walk, operand: Expr, p: Perm) -> Expr | None:
-    """The variable that already holds `permute_dims(operand, p)`, or None."""
+def _known(walk: Walk, operand: Expr, p: Perm, y: Expr) -> Expr | None:
+    """The variable that already holds `permute_dims(operand, p)`, or None; where `p` is its own inverse, of those that
+    were defined before `y`, or both layouts would be towards channels last."""
+    turns_back = p == inverse(p)
+    if turns_back and y not in walk.defs:  # a parameter
+        return None
     for var, value in walk.defs.items():
+        if turns_back and var.same_as(y):
+            return None
         if op_name(value) == "relax.permute_dims" and value.args[0].same_as(operand) and permutation(value) == p:
             return var
     return None
@@ -139,11 +146,10 @@ def sink_concat(walk: Walk, call: Call) -> Expr | None:
     parts = walk.definition(call.args[0])
     if not isinstance(parts, tvm.ir.Tuple) or call.attrs.axis is None:
         return None
-    permutations = [found[1] for found in (moved(walk, part) for part in parts.fields) if found is not None]
-    if not permutations:
+    y, p = next(filter(None, (moved(walk, part) for part in parts.fields)), (None, ()))
+    if y is None:
         return None
-    p = permutations[0]
-    args = [_in_layout(walk, part, p) for part in parts.fields]
+    args = [_in_layout(walk, part, p, y) for part in parts.fields]
     if any(arg is None for arg in args):
         return None
     return relax.op.permute_dims(relax.op.concat(args, p[positive_axis(call.attrs.axis, len(p))]), p)

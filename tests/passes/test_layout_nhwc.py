@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from tvm import relax
 from tvm.relax import op
@@ -331,3 +332,19 @@ def test_depthwise_rows_that_stay_in_planes_are_images_of_one_row(each, module, 
     }
     assert op_name(after["main"].body.blocks[-1].bindings[-1].value) == "relax.reshape", "the view comes last"
     agree(before, after, 1e-5)
+
+
+def test_layers_that_mix_rows_and_columns_in_turns_come_to_an_end(module, agree):
+    """As an MLP-Mixer does. The exchange of the last two axes is its own inverse: neither layout is the later one."""
+
+    def mixed(x):
+        for width in (8, 4):
+            turned = op.permute_dims(x, [0, 2, 1])
+            inner = op.nn.gelu(op.matmul(turned, relax.const(np.full((8, width), 0.1, "float32"))))
+            back = op.permute_dims(op.matmul(inner, relax.const(np.full((width, 8), 0.2, "float32"))), [0, 2, 1])
+            x = op.add(x, back)
+            x = op.add(x, op.matmul(op.nn.gelu(x), relax.const(np.full((4, 4), 0.3, "float32"))))
+        return x
+
+    before = module([((1, 8, 4), "float32")], mixed)
+    agree(before, layout(before), 1e-6)
