@@ -146,9 +146,10 @@ def sink_concat(walk: Walk, call: Call) -> Expr | None:
     parts = walk.definition(call.args[0])
     if not isinstance(parts, tvm.ir.Tuple) or call.attrs.axis is None:
         return None
-    y, p = next(filter(None, (moved(walk, part) for part in parts.fields)), (None, ()))
-    if y is None:
+    found = next(filter(None, (moved(walk, part) for part in parts.fields)), None)
+    if found is None:
         return None
+    y, p = found
     args = [_in_layout(walk, part, p, y) for part in parts.fields]
     if any(arg is None for arg in args):
         return None

@@ -44,6 +44,7 @@ _MULTIPROCESSORS = 132
 _FEW_THREADS = _MULTIPROCESSORS * 512
 """Of a kernel: a quarter of the places."""
 _FEW_BLOCKS = _MULTIPROCESSORS * 3 // 4
+"""Of a kernel: a quarter of the multiprocessors stays free for the next one's."""
 _BLOCKS_OF_ONE = "tirx.launch_bounds_min_blocks_per_sm"
 """Attribute of kernels that fill multiprocessors: how many of their blocks one has at once."""
 STARTS_LATE = "subtune.starts_late"

@@ -64,12 +64,10 @@ def _ordered(stmts: list[Any], constants: list[Any]) -> list[Any]:
             ahead.append(stmt)
             continue
         parts = list(stmt.body.seq) if isinstance(stmt.body, tirx.SeqStmt) else [stmt.body]
-        own = [one for one in parts if _copies_constants(one, constants)]
-        if len(own) == len(parts):  # a group has to have something
-            own = []
-        ahead += own
-        rest = sequence(*(one for one in parts if not any(one is other for other in own)))
-        behind.append(tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, rest))
+        rest = [one for one in parts if not _copies_constants(one, constants)]
+        if rest:  # a group has to have something
+            ahead += [one for one in parts if _copies_constants(one, constants)]
+        behind.append(tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, sequence(*(rest or parts))))
     wait = tirx.Evaluate(T.ptx.griddepcontrol.wait())
     return [*ahead, wait, *behind, *stmts[len(prologue) :]]
 
@@ -83,11 +81,7 @@ def _is_in_registers(stmt: Any) -> bool:
     if isinstance(stmt, tirx.AllocBuffer | tirx.DeclBuffer):
         return True
     is_store = isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() in _IN_REGISTERS
-    return (is_store or isinstance(stmt, tirx.Bind)) and not _calls_or_loads(stmt.value)
-
-
-def _calls_or_loads(value: Any) -> bool:
-    return bool(loads(value)) or bool(found(value, ir.Call))
+    return (is_store or isinstance(stmt, tirx.Bind)) and not loads(stmt) and not found(stmt, ir.Call)
 
 
 def _copies_constants(stmt: Any, constants: list[Any]) -> bool:
