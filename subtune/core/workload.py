@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import prod
@@ -55,6 +56,13 @@ class Workload:
 
         func = func.with_attr("global_symbol", "main")
         return cls(func, num_outputs, f"{structural_hash(func) & (2**64 - 1):016x}")
+
+    def without_constants(self, indices: Collection[int]) -> Workload:
+        """Where these arguments, of those that are constants, are written in every run."""
+        if not indices:
+            return self
+        rest = [i for i, arg in enumerate(self.args) if arg.is_constant and i not in indices]
+        return Workload.of(self.func.with_attr(CONSTANT_ARGS_ATTR, rest), self.num_outputs)
 
     @cached_property
     def args(self) -> tuple[Arg, ...]:

@@ -92,6 +92,19 @@ def with_corners(
     return IRModule(functions, mod.attrs, mod.global_infos), writer.corners, writer.made
 
 
+def read_as_variables(
+    mod: IRModule, dims_of: Mapping[str, Sequence[Sequence[Dim]]], made: Mapping[int, Made]
+) -> dict[str, set[int]]:
+    """Which arguments of PrimFuncs, by their names, are variables of `main` when `with_corners` has changed it."""
+    found: dict[str, set[int]] = {name: set() for name in dims_of}
+    for block in with_corners(mod, dims_of, made)[0]["main"].body.blocks:
+        for call in (binding.value for binding in block.bindings):
+            if isinstance(call, Call) and call.op == Op.get("relax.call_tir") and call.args[0].name_hint in found:
+                args = enumerate(call.args[1].fields)
+                found[call.args[0].name_hint].update(i for i, arg in args if isinstance(arg, relax.Var))
+    return found
+
+
 class _Writer:
     """Bindings of `main`, with copies before those that need them."""
 

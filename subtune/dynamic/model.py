@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from subtune.core.kernel import NotApplicable
 from subtune.core.tensor_spec import TensorSpec
 from subtune.core.workload import Workload
 from subtune.dynamic.alike import are_alike
-from subtune.dynamic.constants import Corner, constants_of, corner
+from subtune.dynamic.constants import Corner, constants_of, corner, read_as_variables
 from subtune.dynamic.fit import NO_STEPS, Fitter
 from subtune.dynamic.merged_rows import with_merged_rows
 from subtune.dynamic.points import last_multiples, points_beyond, sample_points, sums_of
@@ -148,21 +148,48 @@ def _model_of(
                 f"The model has operators that TVM runs its own way, for one shape alone ({names}): give every "
                 "dimension that they see a value with --shape."
             )
-    workloads = {}
-    for name in of_greatest.names:  # where an extent ends with a tile, nothing is padded, and the largest may do so
-        at_points = [instance.workloads[name] for instance in instances[1:]]
-        found = dynamic_workload(at_points, points[1:], domain.greatest, sums, steps, domain.least)
-        if isinstance(found, NotApplicable):
-            raise UnsupportedOpsError(
-                f"The subgraph {name} cannot be compiled for many shapes at once: {found.reason}."
-            )
-        workloads[name] = found
+
+    def of_all(name: str, variables: Collection[int] = ()) -> DynamicWorkload | NotApplicable:
+        # where an extent ends with a tile, nothing is padded, and the largest may do so
+        at_points = [instance.workloads[name].without_constants(variables) for instance in instances[1:]]
+        return dynamic_workload(at_points, points[1:], domain.greatest, sums, steps, domain.least)
+
+    workloads = _workloads(of_greatest, of_all, greatest.mod, made)
     if not lengths:  # else extents are padded, up to multiples
         _check_rounding(workloads, _instance(prepare(last_multiples(domain), lengths)), last_multiples(domain))
     fitters = [Fitter(points, DIVISORS), *([Fitter(points, DIVISORS, (), steps)] if steps else [])]
     inputs = _symbolic([instance.inputs for instance in instances], fitters)
     outputs = _symbolic([instance.outputs for instance in instances], fitters)
     return DynamicModel(domain, greatest, workloads, inputs, outputs, steps, made)
+
+
+def _workloads(
+    greatest: _Instance,
+    of_all: Callable[..., DynamicWorkload | NotApplicable],
+    mod: tvm.IRModule,
+    made: Mapping[int, Made],
+) -> dict[str, DynamicWorkload]:
+    """Every subgraph's, by its name; what `with_corners` will have written in a run is no constant of theirs.
+
+    Args:
+        of_all: what a subgraph's workloads at all points have in common, and these without some of their constants.
+
+    Raises:
+        UnsupportedOpsError: they differ by more than extents.
+    """
+
+    def found(name: str, variables: Collection[int] = ()) -> DynamicWorkload:
+        one = of_all(name, variables)
+        if isinstance(one, NotApplicable):
+            raise UnsupportedOpsError(f"The subgraph {name} cannot be compiled for many shapes at once: {one.reason}.")
+        return one
+
+    workloads = {name: found(name) for name in greatest.names}
+    for name, read in read_as_variables(mod, {name: one.shapes for name, one in workloads.items()}, made).items():
+        written = [i for i, arg in enumerate(greatest.workloads[name].args) if arg.is_constant and i in read]
+        if written:
+            workloads[name] = found(name, written)
+    return workloads
 
 
 def _others(point: Mapping[str, int], greatest: Mapping[str, int]) -> UnsupportedOpsError:

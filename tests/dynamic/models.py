@@ -369,3 +369,16 @@ def halved(whole: onnx.ModelProto) -> onnx.ModelProto:
     for info in (*made.graph.input, *made.graph.output):
         info.type.tensor_type.elem_type = TensorProto.FLOAT16
     return made
+
+
+def beginnings() -> onnx.ModelProto:
+    """x[5, n] times the first n rows of a table, z[5, 20] times its first n columns."""
+    nodes = [
+        node("Shape", ["x"], ["n"], start=1, end=2),
+        node("Slice", ["table", "zero", "n", "zero"], ["rows"]),
+        node("Slice", ["table", "zero", "n", "one"], ["columns"]),
+        node("MatMul", ["x", "rows"], ["y"]),
+        node("MatMul", ["z", "columns"], ["v"]),
+    ]
+    weights = [weight("table", 20, 40), numbers("zero", 0), numbers("one", 1)]
+    return model(nodes, {"x": (5, "n"), "z": (5, 20)}, {"y": (5, 40), "v": (5, "n")}, weights)

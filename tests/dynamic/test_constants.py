@@ -8,20 +8,24 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from subtune import frontends
 from subtune.backends import as_device
 from subtune.backends.cpu.device import CPU
 from subtune.core.dims import Dim, parse
 from subtune.core.domain import Domain, Symbol
 from subtune.core.errors import ModelError
 from subtune.core.kernel import Kernel
+from subtune.core.numerics import PLAIN
 from subtune.dynamic.constants import PREFIX, corner, lies_together, with_corners
-from subtune.dynamic.model import _made, corner_workloads
+from subtune.dynamic.model import _made, corner_workloads, dynamic_model
 from subtune.dynamic.windows import Windows
 from subtune.dynamic.workload import DynamicWorkload, dynamic_workload
 from subtune.passes.exprs import array_of
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
+from subtune.pipeline import prepare_imported
+from tests.dynamic import models
 from tests.dynamic.flat_kernels import FlatKernel
 
 DEVICE = as_device(CPU(threads=1))
@@ -98,6 +102,19 @@ def test_a_bias_is_copied_and_a_table_is_not():
     (workload,) = corner_workloads(corners, Domain((Symbol.uniform("seq", tuple(range(1, 10))),))).values()
     assert [str(dim) for dim in workload.extents] == ["seq"]
     assert [arg.shape for arg in workload.at((4,)).args] == [(9, 9), (4, 4)]
+
+
+def test_a_copied_corner_is_no_constant_of_its_product():
+    """Nobody may pack it, nor copy it before the kernel in front has ended: rows lie together, columns are copied."""
+    inputs = frontends.symbolic_inputs(models.beginnings(), None, None)
+
+    def prepare(point, lengths):
+        imported = frontends.load(models.beginnings(), frontends.instance(inputs, point, None), None)
+        return prepare_imported(imported, PLAIN, None, DEVICE.backend.forms(DEVICE.model), lengths)
+
+    found = dynamic_model(Domain((Symbol.uniform("n", tuple(range(1, 20))),)), prepare)
+    constants = {arg.shape for one in found.workloads.values() for arg in one.at((7,)).args if arg.is_constant}
+    assert constants == {(7, 40)}
 
 
 def test_without_such_constants_nothing_changes():

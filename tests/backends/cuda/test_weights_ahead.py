@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import pytest
+import tvm
 from tvm.relax import op
 
 from subtune import backends
 from subtune.backends import device_of
+from subtune.backends.cuda.lowering.flat import with_host
+from subtune.backends.cuda.lowering.pipeline import flat, register
+from subtune.backends.cuda.lowering.straight_line import by_address
 from subtune.core.candidate import Candidate
 from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
@@ -38,7 +43,19 @@ def copied(text: str) -> list[str]:
     return re.findall(r"cp_async\w*\(.*?, (\w+_ptr), ", text)
 
 
-@pytest.fixture(scope="module", params=["of 77 rows", "of many shapes"])
+def body_in_model(func: Any, numbers: int) -> str:
+    """As `body`, of a kernel that the host's code of a model of many shapes calls by the addresses of its arrays."""
+    build = sys.modules["tvm.tirx.build"]
+    target = with_host(DEVICE.model.target())
+    made = by_address(flat(func, target=target), numbers)
+    lower, _, finalize = tvm.tirx.get_tir_pipeline(register())
+    mod = tvm.tirx.transform.BindTarget(target)(tvm.IRModule({"kernel": made}))
+    ((of_device, device),) = build.split_host_device_mods(lower(mod))[1].items()
+    source = str(build.codegen_build(finalize()(device), of_device).inspect_source())
+    return source[source.rindex('extern "C" __global__') :].partition("{")[2]
+
+
+@pytest.fixture(scope="module", params=["of 77 rows", "of many shapes", "in a model of many shapes"])
 def kernel(request: pytest.FixtureRequest) -> str:
     if request.param == "of 77 rows":
         made: Any = backends.schedule(product(77), TILES, DEVICE)
@@ -46,7 +63,8 @@ def kernel(request: pytest.FixtureRequest) -> str:
     workload = of_rows(product)
     found = dynamic_kernel(workload, TILES, DEVICE)
     assert isinstance(found, DynamicKernel), found.reason
-    return body(linked(workload, found, (128,), DEVICE).func)
+    func = linked(workload, found, (128,), DEVICE).func
+    return body(func) if request.param == "of many shapes" else body_in_model(func, len(found.names(workload)))
 
 
 def test_weights_of_all_stages_are_copied_before_the_wait(kernel: str) -> None:

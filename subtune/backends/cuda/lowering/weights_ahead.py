@@ -46,9 +46,9 @@ def weights_ahead(func: Any) -> Any:
 
 
 def _constants(func: Any) -> list[Any]:
-    """The parameters that are constant, and views of them."""
-    buffers = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]  # behind a kernel's numbers
-    constants = [buffers[int(index)] for index in func.attrs.get(CONSTANT_ARGS_ATTR, ())]
+    """The parameters that are constant, buffers or addresses, and views of them."""
+    arrays = [param for param in func.params if not isinstance(param.ty, ir.PrimType)]  # behind a kernel's numbers
+    constants = [arrays[int(index)] for index in func.attrs.get(CONSTANT_ARGS_ATTR, ())]
     for view in found(func.body, tirx.DeclBuffer):
         if _is_of(view.data, constants):
             constants.append(view.buffer)
