@@ -23,7 +23,7 @@ def extract(mod: IRModule) -> tuple[Subgraph, ...]:
     """
     calls = list(_group_calls(mod))
     uses = Counter(str(call.args[0].name_hint) for call in calls)
-    ops = _groups(mod)
+    ops = groups_of(mod)
     found: dict[str, Subgraph] = {}
     for position, call in enumerate(calls):
         name = str(call.args[0].name_hint)
@@ -44,11 +44,11 @@ def tir_calls(mod: IRModule) -> Iterator[Any]:
 
 
 def _group_calls(mod: IRModule) -> Iterator[Any]:
-    groups = _groups(mod)
+    groups = groups_of(mod)
     return (call for call in tir_calls(mod) if not groups or str(call.args[0].name_hint) in groups)
 
 
-def _groups(mod: IRModule) -> dict[str, Any]:
+def groups_of(mod: IRModule) -> dict[str, Any]:
     """What `outline` wrote down of each PrimFunc, by its name."""
     found: dict[str, Any] = json.loads(mod.attrs[SUBGRAPHS_ATTR]) if mod.attrs and SUBGRAPHS_ATTR in mod.attrs else {}
     return found

@@ -153,8 +153,59 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapedKernel:
+    """A kernel for many shapes: seconds of one call at each instance of its subgraph, 0.0 where it was not timed."""
+
+    schedule: str
+    ships: bool
+    measured_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Values of a subgraph's only extent at which the kernel of this number is taken."""
+
+    first: int
+    last: int
+    kernel: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedSubgraph:
+    """A subgraph of a model of many shapes: what its kernels take, and which is taken where.
+
+    Attributes:
+        extents: what varies, as polynomials of the model's symbols.
+        instances: values of the extents at which kernels were timed, those of least work first.
+        kernels: those that ship, and others that were timed.
+        spans: of a subgraph of one extent.
+        worst_regret: how much longer than the fastest of all kernels the one that is taken takes, at the worst instance
+            of the domain, as a share: what the tuner expects.
+    """
+
+    name: str
+    uses: int
+    extents: tuple[str, ...]
+    instances: tuple[tuple[int, ...], ...]
+    kernels: tuple[ShapedKernel, ...]
+    spans: tuple[Span, ...]
+    worst_regret: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyAt:
+    """What the tuner expects all kernels of a run to take together, at these values of the model's symbols."""
+
+    values: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
-    """`subgraphs` ship; `others` were tuned for alternatives that were not taken. `seconds` are those of the stages."""
+    """`subgraphs` ship; `others` were tuned for alternatives that were not taken. `seconds` are those of the stages.
+
+    Of a model of many shapes `subgraphs` are those of the greatest instance; `shaped` says more of each.
+    """
 
     subgraphs: tuple[TunedSubgraph, ...] = ()
     others: tuple[TunedSubgraph, ...] = ()
@@ -163,6 +214,8 @@ class Account:
     seconds: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     memory: MemoryUse = field(default_factory=MemoryUse)
+    shaped: tuple[ShapedSubgraph, ...] = ()
+    latencies: tuple[LatencyAt, ...] = ()
 
     @property
     def failures(self) -> dict[str, int]:

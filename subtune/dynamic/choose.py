@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,7 +30,10 @@ _FORESEEN = 0.5
 
 @dataclass(frozen=True)
 class Chosen:
-    """A workload's kernels, and the tree that chooses among them; `seconds` at the instances that were measured."""
+    """A workload's kernels, and the tree that chooses among them; `seconds` at the instances that were measured.
+
+    `expected_s` at all instances, by the kernels that the tree chooses.
+    """
 
     workload: DynamicWorkload
     candidates: tuple[Candidate, ...]
@@ -38,6 +41,7 @@ class Chosen:
     seconds: Mapping[Candidate, Mapping[Extents, float]]
     failures: Mapping[Candidate, Failure]
     worst_regret: float = 0.0
+    expected_s: Mapping[Extents, float] = field(default_factory=dict)
 
     @property
     def best_s(self) -> dict[Extents, float]:
@@ -130,18 +134,22 @@ class _Times:
         seconds = {one: found.seconds[one] for one in members}
         if not workload.extents or len(members) == 1 or max_kernels == 1:
             first = int((times * self._weights).sum(axis=1).argmin())
-            return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures, self._regret(times[first]))
+            of_all = self._of_all(times[first])
+            return Chosen(workload, (members[first],), Leaf(0), seconds, found.failures, *of_all)
         extents = np.array(self._instances).reshape(len(self._instances), len(workload.extents))
         bound = _FORESEEN * regret
         result = dispatcher(times, extents, self._weights, bound, max_kernels, mean_eps=bound / 4)
         used = sorted(result.kernels)
         taken_s = times[trees.chosen(result.tree, extents), np.arange(len(extents))]
         tree = trees.renumbered(result.tree, {kernel: i for i, kernel in enumerate(used)})
-        return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, self._regret(taken_s))
+        of_all = self._of_all(taken_s)
+        return Chosen(workload, tuple(members[k] for k in used), tree, seconds, found.failures, *of_all)
 
-    def _regret(self, seconds: np.ndarray) -> float:
-        """How much longer than the fastest of all kernels, in whatever layouts, at the worst instance."""
-        return float((seconds / self._best).max()) - 1
+    def _of_all(self, seconds: np.ndarray) -> tuple[float, dict[Extents, float]]:
+        """How much longer than the fastest of all kernels, in whatever layouts, at the worst instance; and the seconds
+        at each."""
+        regret = float((seconds / self._best).max()) - 1
+        return regret, dict(zip(self._instances, map(float, seconds), strict=True))
 
     def _nbytes(self, libraries: Sequence[Library]) -> int:
         """Of the weights in all layouts in which kernels take them."""

@@ -20,6 +20,7 @@ from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
 from subtune.database import opened
+from subtune.dynamic.account import account
 from subtune.dynamic.arrange import arranged_model
 from subtune.dynamic.assemble import kernels_of, variants_of
 from subtune.dynamic.choose import MOST_LAYOUTS, Chosen, Tuned, chosen
@@ -139,26 +140,41 @@ def compile_dynamic(model: Any, output: Path, options: Options) -> CompileReport
     with clock.stage("build"), ThreadPoolExecutor(1) as beside:
         variants, static = _assembled(kernels, made, domain, device)
         verification = DynamicVerification(domain, source.load, options.numerics, beside)
-        imported, spliced = dynamic.greatest.imported, splice(mod, static)
+        spliced = splice(mod, static)
         if dump is not None:
             dump("splice", spliced)
+        notes = (*dynamic.greatest.imported.notes, *_beyond(kernels, options))
+        story = account(dynamic, kernels, joint.untuned, device, clock.seconds, notes)
         origins = tuple(_origin(name, one, name not in joint.untuned) for name, one in kernels.items())
         made_of = source_of(model, options.shapes, options.precision)
-        about = (dynamic.inputs, dynamic.outputs, origins, made_of, imported.name)
+        about = (dynamic.inputs, dynamic.outputs, origins, made_of, dynamic.greatest.imported.name)
         package = Package(
-            spliced, *about, domain=domain, variants=variants, caches=kept.caches, is_traced=options.trace
+            spliced,
+            *about,
+            domain=domain,
+            variants=variants,
+            account=story,
+            caches=kept.caches,
+            is_traced=options.trace,
         )
         check = verification.check if options.verify else verification.check_sizes
         with source.opened():
             path = write_artifact(output, package, device, check)
+    report = _report(path, dynamic, kernels, joint, options)
+    return replace(report, seconds=clock.seconds, verified=verification.summary, notes=notes)
+
+
+def _report(
+    path: Path, dynamic: DynamicModel, kernels: Mapping[str, Chosen], joint: Joint, options: Options
+) -> CompileReport:
+    """Without what the artifact itself does not tell: how long it took, and whether it is right."""
     return CompileReport(
         path=str(path),
         rows=(),
+        seconds={},
+        verified="",
         dynamic=_rows(dynamic, kernels, joint.untuned),
-        seconds=clock.seconds,
-        verified=verification.summary,
         is_interrupted=joint.is_interrupted,
-        notes=(*imported.notes, *_beyond(kernels, options)),
         **sizes(path),
         precision=options.precision,
         products=dynamic.greatest.graph.products(),

@@ -6,6 +6,7 @@ one function there. What other instances tell apart has to be apart in the modul
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Call, IRModule, Op
 
+from subtune.passes.extract import groups_of
+from subtune.passes.outline import SUBGRAPHS_ATTR
 from subtune.pipeline import Prepared
 
 
@@ -47,7 +50,9 @@ def told_apart(prepared: Prepared, wanted: Sequence[str], names: Sequence[str]) 
         replace(known[found[name]], name=name, uses=list(wanted).count(name), position=position)
         for position, name in enumerate(names)
     )
-    mod = IRModule(made, prepared.mod.attrs, prepared.mod.global_infos)
+    groups = groups_of(prepared.mod)
+    told = {name: groups[of] for name, of in found.items() if of in groups}
+    mod = IRModule(made, prepared.mod.attrs, prepared.mod.global_infos).with_attr(SUBGRAPHS_ATTR, json.dumps(told))
     return replace(prepared, mod=mod, subgraphs=subgraphs)
 
 

@@ -71,7 +71,7 @@ def account(prepared: Prepared, others: Alternatives, choices: Sequence[Choice],
     return Account(
         subgraphs=tuple(tuned(one, one.uses) for one in subgraphs),
         others=tuple(tuned(one, 0) for one in rivals.values() if tried[one.workload.key]),
-        nodes=_nodes(graph, call_names(prepared.mod)) if len(graph.groups) + len(graph.left) <= _NODES else (),
+        nodes=nodes_of(graph, call_names(prepared.mod)) if len(graph.groups) + len(graph.left) <= _NODES else (),
         decisions=tuple(map(_decision, choices)),
         seconds=tuple(tuning.seconds.items()),
         notes=prepared.imported.notes,
@@ -96,14 +96,14 @@ def _tuned(
         name=subgraph.name,
         uses=uses,
         anchor=subgraph.anchor,
-        schedule=_cut(str(candidate)),
+        schedule=cut(str(candidate)),
         default_s=record.default_s if record else 0.0,
         tuned_s=record.timing.median_s if record else 0.0,
-        predicted_s=_finite(candidate.predicted_s),
+        predicted_s=finite(candidate.predicted_s),
         flops=place.flops,
         nbytes=place.nbytes,
-        flops_per_s=_finite(place.flops_per_s),
-        bytes_per_s=_finite(place.bytes_per_s),
+        flops_per_s=finite(place.flops_per_s),
+        bytes_per_s=finite(place.bytes_per_s),
         tried=len(candidates),
         failures=tuple(failures.most_common()),
         candidates=tuple(_listed(at, one, clock) for at, one in kept),
@@ -113,11 +113,11 @@ def _tuned(
 def _listed(at: float, one: Measurement, clock: Callable[[float], float]) -> Tried:
     outcome = one.outcome
     return Tried(
-        schedule=_cut(str(one.candidate)),
-        predicted_s=_finite(one.candidate.predicted_s),
+        schedule=cut(str(one.candidate)),
+        predicted_s=finite(one.candidate.predicted_s),
         measured_s=outcome.median_s if isinstance(outcome, Timing) else 0.0,
         failure=str(outcome.kind) if isinstance(outcome, Failure) else "",
-        message=_cut(" ".join(outcome.message.split())) if isinstance(outcome, Failure) else "",
+        message=cut(" ".join(outcome.message.split())) if isinstance(outcome, Failure) else "",
         at_s=clock(at),
     )
 
@@ -137,7 +137,7 @@ def _clock(times: Sequence[float]) -> Callable[[float], float]:
     return lambda at: seconds[at]
 
 
-def _nodes(graph: PartitionGraph, calls: Sequence[str]) -> tuple[Node, ...]:
+def nodes_of(graph: PartitionGraph, calls: Sequence[str]) -> tuple[Node, ...]:
     """In topological order; names of the quotient graph's nodes are those of anchors."""
     quotient = graph.quotient()
     groups = {group.anchor: (group, name) for group, name in zip(graph.groups, calls, strict=True)}
@@ -166,14 +166,14 @@ def _titles(graph: PartitionGraph, ops: Sequence[str]) -> list[str]:
 
 def _decision(choice: Choice) -> Decision:
     rivals = tuple(
-        Rival(one.name, one.why, len(one.kernels), _finite(one.seconds), _cut(one.note)) for one in choice.alternatives
+        Rival(one.name, one.why, len(one.kernels), finite(one.seconds), cut(one.note)) for one in choice.alternatives
     )
     return Decision(choice.regions[0], choice.uses, choice.taken, rivals)
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= _CHARS else text[: _CHARS - 1] + "…"
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0

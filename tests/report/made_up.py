@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from subtune.core.account import Account, Decision, Life, MemoryUse, Node, Rival, Tried, TunedSubgraph
+from dataclasses import replace
+
+from subtune.core.account import (
+    Account,
+    Decision,
+    LatencyAt,
+    Life,
+    MemoryUse,
+    Node,
+    Rival,
+    ShapedKernel,
+    ShapedSubgraph,
+    Span,
+    Tried,
+    TunedSubgraph,
+)
+from subtune.core.domain import Domain, Symbol
 from subtune.core.manifest import FileEntry, Manifest, Source, SubgraphEntry
 from subtune.core.memory_plan import MemoryPlan
 from subtune.core.tensor_spec import TensorSpec
@@ -51,6 +67,27 @@ ACCOUNT = Account(
     notes=(f"a note {EVIL}",),
     memory=MemoryUse(("fused_matmul", "fused_matmul", "tir_sum"), (Life(0, 256, 0, 2), Life(256, 256, 1, 2))),
 )
+SHAPED = replace(
+    ACCOUNT,
+    shaped=(
+        ShapedSubgraph(
+            "fused_matmul",
+            2,
+            ("2*n",),
+            ((2,), (16,)),
+            (
+                ShapedKernel("gemm(m=2)", True, (1e-6, 3e-5)),
+                ShapedKernel("gemm(m=8)", True, (2e-6, 1e-5)),
+                ShapedKernel(f"gemm{EVIL}", False, (0.0, 2e-5)),
+            ),
+            (Span(2, 4, 0), Span(5, 16, 1)),
+            0.015,
+        ),
+        ShapedSubgraph("tir_sum", 1, ("n", "m"), ((1, 1),), (ShapedKernel("rows(n=2)", True, (2e-6,)),), (), 0.0),
+    ),
+    latencies=tuple(LatencyAt((n, m), n * m * 1e-6) for n in range(1, 9) for m in (1, 3)),
+)
+"""The same of a model of many shapes."""
 MANIFEST = Manifest(
     name=f"net {EVIL}",
     inputs=(TensorSpec("x", (8, 8), "float32"),),
@@ -68,3 +105,5 @@ MANIFEST = Manifest(
     memory=MemoryPlan(512, 512, 1024, ()),
     files=(FileEntry("model.so", 1, "0" * 64),),
 )
+DOMAIN = Domain((Symbol.uniform("n", tuple(range(1, 9))), Symbol.uniform("m", (1, 3))))
+OF_MANY_SHAPES = replace(MANIFEST, inputs=(TensorSpec("x", ("n", "m"), "float32"),), domain=DOMAIN)

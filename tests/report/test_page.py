@@ -11,8 +11,9 @@ import pytest
 
 from subtune.core.account import Account
 from subtune.core.errors import SubtuneError
+from subtune.core.manifest import Manifest
 from subtune.report.page import document
-from tests.report.made_up import ACCOUNT, EVIL, MANIFEST
+from tests.report.made_up import ACCOUNT, EVIL, MANIFEST, OF_MANY_SHAPES, SHAPED
 
 VOID = {"meta", "br", "link"}
 
@@ -42,10 +43,10 @@ class Elements(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
 
-def parsed(account: Account | None) -> tuple[str, Elements]:
+def parsed(account: Account | None, manifest: Manifest = MANIFEST) -> tuple[str, Elements]:
     for module in ("altair", "vl_convert"):
         pytest.importorskip(module)
-    text = document.page(MANIFEST, account)
+    text = document.page(manifest, account)
     elements = Elements()
     elements.feed(text)
     assert elements.open == []
@@ -99,21 +100,43 @@ def test_every_chart_has_its_place() -> None:
     assert all(re.search(rf'<template id="node-{i}">', text) for i in range(len(ACCOUNT.nodes)))
 
 
-def test_charts_have_the_figures() -> None:
-    _, elements = parsed(ACCOUNT)
+def charts(elements: Elements) -> dict[str, list[dict[str, object]]]:
+    """The rows of every chart."""
     specs = json.loads(next(found for tag, found in elements.texts if tag == "script" and found.startswith("{")))
+    return {name: (one.get("data") or one["layer"][-1]["data"])["values"] for name, one in specs.items()}
 
-    def rows(name: str) -> list[dict[str, object]]:
-        data = specs[name].get("data") or specs[name]["layer"][-1]["data"]
-        found: list[dict[str, object]] = data["values"]
-        return found
 
-    assert [(row["subgraph"], row["ms"]) for row in rows("time")] == [("fused_matmul", 0.02), ("tir_sum", 0.002)]
-    of_gemm = {row["what"]: row["us"] for row in rows("bounds") if row["subgraph"] == "fused_matmul"}
+def test_charts_have_the_figures() -> None:
+    rows = charts(parsed(ACCOUNT)[1])
+    assert [(row["subgraph"], row["ms"]) for row in rows["time"]] == [("fused_matmul", 0.02), ("tir_sum", 0.002)]
+    of_gemm = {row["what"]: row["us"] for row in rows["bounds"] if row["subgraph"] == "fused_matmul"}
     assert of_gemm == pytest.approx({"roofline": 5.0, "tuned": 10.0, "default": 40.0})
-    assert [row["MiB"] for row in rows("live")] == pytest.approx([256 / 2**20, *[512 / 2**20] * 3], rel=1e-5)
-    assert [(row["kind"], row["candidates"]) for row in rows("failures")] == [("build", 1)]
-    assert {row["state"] for row in rows("search-time")} == {"timed", "failed"}
+    assert [row["MiB"] for row in rows["live"]] == pytest.approx([256 / 2**20, *[512 / 2**20] * 3], rel=1e-5)
+    assert [(row["kind"], row["candidates"]) for row in rows["failures"]] == [("build", 1)]
+    assert {row["state"] for row in rows["search-time"]} == {"timed", "failed"}
+
+
+def test_a_model_of_many_shapes() -> None:
+    _, elements = parsed(SHAPED, OF_MANY_SHAPES)
+    said = shown(elements)
+    for part in (
+        "1 µs",
+        "n=1, m=1",
+        "24 µs",
+        "Times are those of n=8, m=3.",
+        "2*n varies; 2 kernels ship",
+        "5 to 16",
+    ):
+        assert part in said, part
+    rows = charts(elements)
+    assert {row["others"] for row in rows["latency"]} == {"m=1", "m=3"}
+    assert [row["ms"] for row in rows["latency"] if row["others"] == "m=3"] == pytest.approx(
+        [3e-3 * n for n in range(1, 9)]
+    )
+    kernels = [(row["kernel"], row["extent"], row["us"], row["what"]) for row in rows["shaped-0"]]
+    assert (f"gemm{EVIL}", 16, 20.0, "does not ship") in kernels
+    assert [row[1:3] for row in kernels if row[0] == "gemm(m=2)"] == [(2, 1.0), (16, 30.0)]
+    assert "shaped-1" not in rows, "two extents are no line"
 
 
 def test_colours_follow_the_readers_scheme() -> None:

@@ -40,15 +40,15 @@ def time_by_subgraph(subgraphs: Sequence[TunedSubgraph]) -> Spec:
     ]
     tips = ("subgraph", "time", alt.Tooltip("share:Q", format=".1%"), "calls", "schedule")
     bars = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_bar(color=ACCENT, height=11, cornerRadiusEnd=2)
         .encode(
             x=alt.X("ms:Q", title="milliseconds of a run", axis=alt.Axis(tickCount=8)),
             y=alt.Y("name:N", sort=None, title=None),
-            tooltip=_tips(tips),
+            tooltip=tips_of(tips),
         )
     )
-    return _spec(bars, 22 * len(rows) + 10)
+    return sized(bars, 22 * len(rows) + 10)
 
 
 def against_bounds(subgraphs: Sequence[TunedSubgraph]) -> Spec:
@@ -60,15 +60,15 @@ def against_bounds(subgraphs: Sequence[TunedSubgraph]) -> Spec:
         for state, seconds in zip(_STATES, (one.bound_s, one.tuned_s, one.default_s), strict=True)
         if seconds
     ]
-    base = alt.Chart(_data(rows)).encode(y=alt.Y("name:N", sort=None, title=None))
+    base = alt.Chart(data(rows)).encode(y=alt.Y("name:N", sort=None, title=None))
     scale = alt.Scale(type="log", nice=False, padding=12)
     lines = base.mark_line(color=GRID, strokeWidth=2).encode(
-        x=alt.X("us:Q", scale=scale, title="microseconds of one call", axis=_decades(format="~g")), detail="name:N"
+        x=alt.X("us:Q", scale=scale, title="microseconds of one call", axis=decades(format="~g")), detail="name:N"
     )
-    dots = base.encode(x=alt.X("us:Q", scale=scale), color=_states(), tooltip=_tips(("subgraph", "what", "time")))
+    dots = base.encode(x=alt.X("us:Q", scale=scale), color=_states(), tooltip=tips_of(("subgraph", "what", "time")))
     ticks = dots.transform_filter("datum.what == 'roofline'").mark_tick(thickness=2, size=13)
     others = dots.transform_filter("datum.what != 'roofline'").mark_circle(size=58, opacity=1)
-    return _spec(alt.layer(lines, ticks, others), 22 * len(shown) + 30)
+    return sized(alt.layer(lines, ticks, others), 22 * len(shown) + 30)
 
 
 def roofline(subgraphs: Sequence[TunedSubgraph]) -> Spec | None:
@@ -91,25 +91,25 @@ def roofline(subgraphs: Sequence[TunedSubgraph]) -> Spec | None:
         for state, seconds in (("default", one.default_s), ("tuned", one.tuned_s))
         if seconds
     ]
-    x = alt.X("intensity:Q", scale=_log(), title="operations per byte", axis=_decades(format="~g"))
-    y = alt.Y("rate:Q", scale=_log(), title="10⁹ operations per second", axis=_decades(format="~g"))
-    roof = alt.Chart(_data(_roofs(placed))).encode(x=x, y=y)
+    x = alt.X("intensity:Q", scale=_log(), title="operations per byte", axis=decades(format="~g"))
+    y = alt.Y("rate:Q", scale=_log(), title="10⁹ operations per second", axis=decades(format="~g"))
+    roof = alt.Chart(data(_roofs(placed))).encode(x=x, y=y)
     roofs = roof.mark_line(color=FAINT, strokeWidth=1.5).encode(detail="roof:N")
     names = roof.mark_text(color=FAINT, fontSize=11, align="right", dy=-8).encode(text="rates:N")
-    arrows = alt.Chart(_data(points)).mark_line(color=GRID, strokeWidth=1).encode(x=x, y=y, detail="subgraph:N")
+    arrows = alt.Chart(data(points)).mark_line(color=GRID, strokeWidth=1).encode(x=x, y=y, detail="subgraph:N")
     dots = (
-        alt.Chart(_data(points))
+        alt.Chart(data(points))
         .mark_circle(opacity=0.85)
         .encode(
             x=x,
             y=y,
             size=alt.Size("ms:Q", scale=alt.Scale(range=[30, 420]), legend=None),
             color=_states(("tuned", "default")),
-            tooltip=_tips(("subgraph", "what", "time", "speed", alt.Tooltip("reached:Q", format=".0%"))),
+            tooltip=tips_of(("subgraph", "what", "time", "speed", alt.Tooltip("reached:Q", format=".0%"))),
         )
     )
     zoom = alt.selection_interval(bind="scales")
-    return _spec(alt.layer(roofs, names, arrows, dots.add_params(zoom)), 380)
+    return sized(alt.layer(roofs, names, arrows, dots.add_params(zoom)), 380)
 
 
 def _roofs(placed: Iterable[TunedSubgraph]) -> list[Spec]:
@@ -151,15 +151,17 @@ def predictions(account: Account) -> Spec | None:
     values = [value for row in rows for value in (row["predicted"], row["measured"])]
     low, high = min(values) / 1.5, max(values) * 1.5  # type: ignore[type-var, operator]
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    x = alt.X("predicted:Q", scale=scale, title="predicted, microseconds", axis=_decades(format="~g"))
-    y = alt.Y("measured:Q", scale=scale, title="measured, microseconds", axis=_decades(format="~g"))
+    x = alt.X("predicted:Q", scale=scale, title="predicted, microseconds", axis=decades(format="~g"))
+    y = alt.Y("measured:Q", scale=scale, title="measured, microseconds", axis=decades(format="~g"))
     diagonal = [{"predicted": at, "measured": at} for at in (low, high)]
-    line = alt.Chart(_data(diagonal)).mark_line(color=FAINT, strokeDash=[4, 4], strokeWidth=1).encode(x=x, y=y)
+    line = alt.Chart(data(diagonal)).mark_line(color=FAINT, strokeDash=[4, 4], strokeWidth=1).encode(x=x, y=y)
     colour = alt.Color("ships:N", scale=alt.Scale(domain=["ships", "candidate"], range=[ACCENT, FAINT]), legend=None)
     tips = ("subgraph", "schedule", _number("predicted"), _number("measured"))
-    dots = alt.Chart(_data(rows)).mark_circle(size=34, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=_tips(tips))
+    dots = (
+        alt.Chart(data(rows)).mark_circle(size=34, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tips_of(tips))
+    )
     zoom = alt.selection_interval(bind="scales")
-    return _spec(alt.layer(line, dots.add_params(zoom)), 340)
+    return sized(alt.layer(line, dots.add_params(zoom)), 340)
 
 
 def search_over_time(account: Account) -> Spec | None:
@@ -175,7 +177,7 @@ def search_over_time(account: Account) -> Spec | None:
                 slower = one.measured_s / best
                 said = f"{seconds_text(one.measured_s)}, {slower:.2f} times the best"
                 rows.append({**about, "state": "timed", "slower": slower, "outcome": said})
-    if not rows:
+    if len({row["seconds"] for row in rows}) < 2:  # of many shapes it is not known when
         return None
     top = 1.25 * max([row["slower"] for row in rows if "slower" in row], default=2.0)
     for row in rows:
@@ -185,17 +187,17 @@ def search_over_time(account: Account) -> Spec | None:
     state = alt.Scale(domain=["timed", "failed"], range=[ACCENT, OTHER])
     shape = alt.Shape("state:N", scale=alt.Scale(domain=["timed", "failed"], range=["circle", "cross"]), legend=None)
     dots = (
-        alt.Chart(_data(rows[:_POINTS]))
+        alt.Chart(data(rows[:_POINTS]))
         .mark_point(size=30, filled=True, opacity=0.7)
         .encode(
             x=x,
             y=y,
             color=alt.Color("state:N", scale=state, legend=None),
             shape=shape,
-            tooltip=_tips(("subgraph", "schedule", "outcome", _number("seconds"))),
+            tooltip=tips_of(("subgraph", "schedule", "outcome", _number("seconds"))),
         )
     )
-    return _spec(dots, 300)
+    return sized(dots, 300)
 
 
 def failures(kinds: Mapping[str, int]) -> Spec | None:
@@ -204,15 +206,15 @@ def failures(kinds: Mapping[str, int]) -> Spec | None:
         return None
     rows = [{"kind": kind, "candidates": count} for kind, count in kinds.items()]
     bars = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_bar(color=OTHER, height=11, cornerRadiusEnd=2)
         .encode(
             x=alt.X("candidates:Q", title="candidates that failed", axis=alt.Axis(tickMinStep=1, format="d")),
             y=alt.Y("kind:N", sort=None, title=None),
-            tooltip=_tips(("kind", "candidates")),
+            tooltip=tips_of(("kind", "candidates")),
         )
     )
-    return _spec(bars, 22 * len(rows) + 10)
+    return sized(bars, 22 * len(rows) + 10)
 
 
 def arena(use: MemoryUse) -> Spec | None:
@@ -233,7 +235,7 @@ def arena(use: MemoryUse) -> Spec | None:
     if not rows:
         return None
     boxes = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_rect(stroke="var(--page)", strokeWidth=0.7, fill=ACCENT)
         .encode(
             x=_steps("first:Q"),
@@ -241,10 +243,10 @@ def arena(use: MemoryUse) -> Spec | None:
             y=alt.Y("low:Q", title="place in the arena, MiB"),
             y2="high:Q",
             fillOpacity=alt.FillOpacity("shade:Q", scale=alt.Scale(domain=[0, 1], range=[0.85, 0.55]), legend=None),
-            tooltip=_tips(("made by", "size", "steps")),
+            tooltip=tips_of(("made by", "size", "steps")),
         )
     )
-    return _spec(boxes, 260)
+    return sized(boxes, 260)
 
 
 def live_bytes(use: MemoryUse) -> Spec | None:
@@ -259,11 +261,13 @@ def live_bytes(use: MemoryUse) -> Spec | None:
     rows.append({**rows[-1], "step": len(rows)})
     line: Any = {"color": ACCENT, "strokeWidth": 1.5}
     area = (
-        alt.Chart(_data(rows))
+        alt.Chart(data(rows))
         .mark_area(interpolate="step-after", color=ACCENT, fillOpacity=0.22, line=line)
-        .encode(x=_steps("step:Q"), y=alt.Y("MiB:Q", title="in use, MiB"), tooltip=_tips(("step", "kernel", "in use")))
+        .encode(
+            x=_steps("step:Q"), y=alt.Y("MiB:Q", title="in use, MiB"), tooltip=tips_of(("step", "kernel", "in use"))
+        )
     )
-    return _spec(area, 150)
+    return sized(area, 150)
 
 
 def label(one: TunedSubgraph) -> str:
@@ -290,7 +294,7 @@ def _log() -> alt.Scale:
     return alt.Scale(type="log", nice=False, padding=14)
 
 
-def _decades(**more: Any) -> alt.Axis:
+def decades(**more: Any) -> alt.Axis:
     """Of a logarithmic scale: lines at powers of ten only."""
     power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-6"
     shown: Any = {"condition": {"test": power, "value": 1}, "value": 0}
@@ -301,11 +305,11 @@ def _number(field: str) -> alt.Tooltip:
     return alt.Tooltip(f"{field}:Q", format=".3~g")
 
 
-def _tips(fields: Sequence[str | alt.Tooltip]) -> list[alt.Tooltip]:
+def tips_of(fields: Sequence[str | alt.Tooltip]) -> list[alt.Tooltip]:
     return [one if isinstance(one, alt.Tooltip) else alt.Tooltip(f"{one}:N") for one in fields]
 
 
-def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
+def data(rows: Sequence[Mapping[str, Any]]) -> alt.Data:
     return alt.Data(values=[{key: _plain(value) for key, value in row.items()} for row in rows])
 
 
@@ -314,7 +318,7 @@ def _plain(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
 
 
-def _spec(chart: Any, height: int) -> Spec:
+def sized(chart: Any, height: int) -> Spec:
     axis = {"labelColor": FAINT, "titleColor": FAINT, "gridColor": GRID, "domainColor": GRID, "tickColor": GRID}
     fonts = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "labelLimit": _LABELS}
     sized = (

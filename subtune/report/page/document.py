@@ -13,13 +13,13 @@ from typing import Any
 from subtune.core.account import Account
 from subtune.core.errors import SubtuneError
 from subtune.core.manifest import Manifest
-from subtune.report.page import sections
+from subtune.report.page import sections, shapes
 from subtune.report.page.partition import partition
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"
 """What the page may do: nothing but itself. Vega compiles its expressions, which counts as `eval`."""
-_NO_ACCOUNT = """This artifact holds no account of its tuning: it was written by an earlier version of subtune, or for
-many shapes, or nothing was tuned. Of a model of one shape, compile it again to see its partition and its search."""
+_NO_ACCOUNT = """This artifact holds no account of its tuning: it was written by an earlier version of subtune. Compile
+the model again to see its partition and its search."""
 
 
 def check_extra() -> None:
@@ -77,10 +77,14 @@ def _sections(manifest: Manifest, account: Account | None) -> Iterator[sections.
         if account is not None and (use := sections.memory(manifest, account)).parts:
             yield use
         return
-    drawn = partition(account)
-    if drawn:
-        yield sections.Section("partition", "The partition", sections.PARTITION, (drawn,))
-    for made in (sections.times, sections.roofline, sections.decisions, sections.search, sections.memory):
+    if (one := shapes.latency(manifest, account)).parts:
+        yield one
+    if drawn := partition(account):
+        said = sections.PARTITION + shapes.greatest(manifest)
+        yield sections.Section("partition", "The partition", said, (drawn,))
+    for made in (
+        sections.times, sections.roofline, shapes.kernels, sections.decisions, sections.search, sections.memory,
+    ):  # fmt: skip
         if (one := made(manifest, account)).parts:
             yield one
 
@@ -91,7 +95,7 @@ def _head(manifest: Manifest, account: Account | None) -> Iterator[str]:
     inputs, outputs = (", ".join(map(str, specs)) for specs in (manifest.inputs, manifest.outputs))
     yield f'<p class="about">{escape(inputs)} → {escape(outputs)}</p>'
     yield f'<p class="about">{escape(manifest.device)}, {manifest.threads} threads</p></header>'
-    cards = sections.headline(manifest, account)
+    cards = [*shapes.headline(manifest, account), *sections.headline(manifest, account)]
     yield '<div class="cards">' + "".join(_card(*card) for card in cards) + "</div>"
     if account is not None and account.notes:
         yield '<ul class="notes">' + "".join(f"<li>{escape(note)}</li>" for note in account.notes) + "</ul>"

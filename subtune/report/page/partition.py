@@ -120,10 +120,10 @@ def _explained(node: Node, known: Mapping[str, TunedSubgraph]) -> str:
 
 
 def _figures(one: TunedSubgraph) -> str:
-    rows = [("default", seconds_text(one.default_s)), ("tuned", f"{seconds_text(one.tuned_s)}")]
-    if one.default_s and one.tuned_s:
-        rows[1] = ("tuned", f"{seconds_text(one.tuned_s)} <em>{times_text(one.gain)}</em>")
-    rows.append(("predicted", seconds_text(one.predicted_s)))
+    gain = f" <em>{times_text(one.gain)}</em>" if one.default_s and one.tuned_s else ""
+    rows = [("default", seconds_text(one.default_s))] if one.default_s or not one.tuned_s else []
+    rows.append(("tuned", f"{seconds_text(one.tuned_s)}{gain}"))
+    rows += [("predicted", seconds_text(one.predicted_s))] if one.predicted_s else []
     roof = f"{seconds_text(one.bound_s)} <em>by {one.limit}</em>"
     if one.tuned_s and one.bound_s:
         roof += f" <em>{one.bound_s / one.tuned_s:.0%} reached</em>"

@@ -76,12 +76,13 @@ def headline(manifest: Manifest, account: Account | None) -> list[tuple[str, str
         return [(str(len(manifest.subgraphs)), "kernels", ""), memory]
     default_s, tuned_s, bound_s = totals(account.subgraphs)
     cards = []
-    if tuned_s:
+    if default_s:
         cards += [
             (times_text(default_s / tuned_s), "faster than the default", "sum of the kernels, each timed alone"),
             (seconds_text(tuned_s), "tuned", f"default {seconds_text(default_s)}"),
-            (seconds_text(bound_s), "roofline", f"{bound_s / tuned_s:.0%} of it is reached"),
         ]
+    if tuned_s:
+        cards.append((seconds_text(bound_s), "roofline", f"{bound_s / tuned_s:.0%} of it is reached"))
     tried = [*account.subgraphs, *account.others]
     failed = sum(one.failed for one in tried)
     tuning = seconds_text(dict(account.seconds).get("tune", 0.0))
@@ -103,8 +104,8 @@ def times(manifest: Manifest, account: Account) -> Section:
                 "bounds",
                 "Default, tuned and roofline of each subgraph",
                 charts.against_bounds(measured),
-                "One call of each: its roofline, what ships, and the default schedule.",
-                ("roofline", "tuned", "default"),
+                f"One call of each: {', '.join(_states(measured))}.",
+                _states(measured),
             ),
         ]
     parts.append(_subgraphs(account.subgraphs))
@@ -113,7 +114,8 @@ def times(manifest: Manifest, account: Account) -> Section:
 
 def roofline(manifest: Manifest, account: Account) -> Section:
     spec = charts.roofline(account.subgraphs)
-    parts = (Figure("roofline-chart", "Kernels below the roofline", spec, keys=("tuned", "default")),) if spec else ()
+    keys = _states(account.subgraphs)[1:]
+    parts = (Figure("roofline-chart", "Kernels below the roofline", spec, keys=keys),) if spec else ()
     return Section("roofline", "Roofline", _ROOFLINE, parts)
 
 
@@ -172,6 +174,11 @@ def _subgraphs(subgraphs: Sequence[TunedSubgraph]) -> str:
         "schedule",
     )  # fmt: skip
     return f"<details><summary>All {len(rows)} subgraphs as a table</summary>{table(head, rows)}</details>"
+
+
+def _states(subgraphs: Iterable[TunedSubgraph]) -> tuple[str, ...]:
+    """What charts show of each; of many shapes nobody times a default schedule."""
+    return ("roofline", "tuned", *(["default"] if any(one.default_s for one in subgraphs) else []))
 
 
 def _gain(gain: float) -> str:
