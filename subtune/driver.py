@@ -31,6 +31,7 @@ from subtune.pipeline import Prepared, prepare
 from subtune.report.account import Tuning, account
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
+from subtune.runtime.remote import Remote, read_remote
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
 from subtune.tuning.records import Records
@@ -78,10 +79,10 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
-    device, is_elsewhere = _device(options)
+    device, remote, is_elsewhere = _device(options)
     clock = Clock()
     with ExitStack() as until_chosen:
-        measurer = until_chosen.enter_context(_measurer(options, device, is_elsewhere))
+        measurer = until_chosen.enter_context(_measurer(options, device, remote, is_elsewhere))
         with clock.stage("prepare"):
             dump = Dump(Path(options.dump)) if options.dump is not None else None
             forms = device.backend.forms(device.model)
@@ -118,7 +119,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         path=str(path),
         rows=rows(subgraphs, winners, device),
         seconds=clock.seconds,
-        verified=_verified(verification, is_elsewhere),
+        verified=_verified(verification, bool(device.model.obstacle())),
         is_interrupted=records.interrupted,
         failures=failures(subgraphs, records.failures),
         notes=notes,
@@ -132,13 +133,13 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
 
 @contextmanager
-def _measurer(options: Options, device: Device, is_elsewhere: bool) -> Iterator[Measurer | None]:
+def _measurer(options: Options, device: Device, remote: Remote | None, is_elsewhere: bool) -> Iterator[Measurer | None]:
     """The caller's; or one whose processes start while the model is read, where there are cores for both."""
-    is_needed = options.tune and not is_elsewhere and device.backend.measuring.overlaps
+    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or remote is not None)
     if options.measurer is not None or not is_needed:
         yield options.measurer
         return
-    with LocalMeasurer() as own:
+    with LocalMeasurer(remote=remote) as own:
         own.start(device)
         yield own
 
@@ -164,19 +165,20 @@ def _tuned(
     )
 
 
-def _device(options: Options) -> tuple[Device, bool]:
-    """What to compile for, and whether that is another machine. Says before the work what cannot be verified."""
-    device = backends.device_of(
-        options.target, options.threads, options.device_file, options.numerics, is_measured=False
-    )
-    is_elsewhere = bool(device.model.obstacle())
-    stand_in = device.backend.stand_in(device) if is_elsewhere else None
+def _device(options: Options) -> tuple[Device, Remote | None, bool]:
+    """What to compile for; where it is reached, if it is not here; and whether nothing can be measured on it. Says
+    before the work what cannot be verified."""
+    remote = read_remote(options.remote, options.insecure) if options.remote else None
+    about = (options.target, options.threads, options.device_file, options.numerics)
+    device = backends.device_at(remote, *about) if remote else backends.device_of(*about, is_measured=False)
+    runs_elsewhere = bool(device.model.obstacle())
+    stand_in = device.backend.stand_in(device) if runs_elsewhere else None
     if options.verify and stand_in is not None:
         try:
             stand_in.backend.check(stand_in, is_measured=False)
         except TargetError as e:
             raise TargetError(f"{e}, to verify it here; compile with --no-verify") from e
-    return device, is_elsewhere
+    return device, remote, runs_elsewhere and remote is None
 
 
 def _verification(

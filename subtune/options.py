@@ -26,6 +26,11 @@ class Options:
     gets kernels that were measured there, if the database has them, and else those that are predicted the fastest."""
     threads: int | None = None
     """That the model runs on; None: all usable cores."""
+    remote: str = ""
+    """A device behind TVM's RPC, on which kernels are measured: host:port of its server, or host:port/key of a tracker
+    that lends such devices. With `target="auto"` it is asked what it is."""
+    insecure: bool = False
+    """The server of `remote` may be in the open net, where everybody can run code on it."""
     device_file: str | Path | None = None
     """A JSON file whose fields take the place of what the machine reports."""
     exact: bool = False

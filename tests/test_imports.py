@@ -22,7 +22,7 @@ ROOMS = (
     ("runtime",),
     ("tir",),
     ("quantization",),
-    ("patterns", "models", "backends.calibration", "backends.many_shapes", "backends.planned"),
+    ("patterns", "models", "backends.calibration", "backends.many_shapes", "backends.planned", "backends.elsewhere"),
     ("backends.base",),
     ("measure", "artifact"),  # without what they do by asking a backend
     ("passes", "frontends"),

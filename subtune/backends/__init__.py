@@ -10,10 +10,11 @@ from subtune.backends.base import Backend, Device, HardwareModel, Problem
 from subtune.backends.cpu.backend import BACKEND as CPU
 from subtune.backends.cuda.backend import BACKEND as CUDA
 from subtune.core.candidate import Candidate
-from subtune.core.errors import ArtifactError
+from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
+from subtune.runtime.remote import Remote, facts_of
 
 BACKENDS: tuple[Backend, ...] = (
     CPU,  # also asked for what no other one knows
@@ -76,6 +77,37 @@ def device_of(
     """
     device = described(target, threads, description, numerics)
     device.backend.check(device, is_measured)
+    return device
+
+
+def device_at(
+    remote: Remote,
+    target: Any = "auto",
+    threads: int | None = None,
+    description: str | os.PathLike[str] | None = None,
+    numerics: Numerics = PLAIN,
+) -> Device:
+    """As `device_of`, of a machine behind TVM's RPC: it says itself what its processor is, and its caches.
+
+    Raises:
+        SubtuneError: it cannot be reached.
+        TargetError: kernels cannot be built for it from here, or not be measured there.
+    """
+    facts = facts_of(remote)
+    device = described(facts.target if target == "auto" else target, threads, None, numerics)
+    if not device.backend.measures_there:
+        raise TargetError(f"target {device.model.name}: kernels for it are measured on this machine, not by --remote")
+    fields: Any = device.model
+    model: Any = replace(fields, **facts.caches)
+    if description is not None:
+        model = model.overridden(description, threads)
+    if model.host.threads > facts.threads:
+        raise TargetError(
+            f"the server at {remote} has {facts.threads} threads, not {model.host.threads}: start it with "
+            f"TVM_NUM_THREADS={model.host.threads}, or ask for fewer with --threads"
+        )
+    device = replace(device, model=model)
+    device.backend.check(device, is_measured=False)
     return device
 
 

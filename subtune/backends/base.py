@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from subtune.backends.elsewhere import Elsewhere
 from subtune.backends.many_shapes import ManyShapes, TileShape
 from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
@@ -202,7 +203,7 @@ def proposes_nothing(problem: Problem[Any]) -> str:
     return "asked for by name only"
 
 
-class Backend(ManyShapes, ABC):
+class Backend(ManyShapes, Elsewhere, ABC):
     """A kind of device. Without state: all instances of a class are one, in worker processes too."""
 
     kind: ClassVar[str]

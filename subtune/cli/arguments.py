@@ -165,6 +165,16 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-tf32", action="store_true", help="on a GPU: float32 products may be rounded to tf32")
 
 
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--remote",
+        default="",
+        metavar="HOST:PORT[/KEY]",
+        help="measure on a device behind TVM's RPC server, or a tracker's devices of that key",
+    )
+    parser.add_argument("--insecure", action="store_true", help="that server may have a public address")
+
+
 def tuning_of(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_tuning` added, under the names of the Python API."""
     return {

@@ -34,6 +34,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the artifact (default: MODEL.subtune, here); of several models, the directory that theirs are put in",
     )
     arguments.add_tuning(parser)
+    arguments.add_remote(parser)
     parser.add_argument(
         "--weights-limit",
         type=arguments.factor,
@@ -91,6 +92,8 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             trace=args.trace,
             progress=progress,
             dump=dump,
+            remote=args.remote,
+            insecure=args.insecure,
             **arguments.parameters_of(args),
             **arguments.tuning_of(args),
         )

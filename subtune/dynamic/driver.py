@@ -15,7 +15,7 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
 from subtune.core.domain import Domain
-from subtune.core.errors import ModelError, SubtuneError
+from subtune.core.errors import ModelError, SubtuneError, TargetError
 from subtune.core.kernel import Kernel
 from subtune.core.manifest import KernelOrigin
 from subtune.core.variants import Variants
@@ -220,6 +220,8 @@ def _check_effort(options: Options) -> None:
             f"regret={options.regret} and max_kernels={options.max_kernels}: give a share from 0 on, as 0.05, and one "
             "kernel or more"
         )
+    if options.remote:
+        raise TargetError("models of many shapes are measured on this machine only: compile without --remote")
 
 
 @contextmanager

@@ -26,7 +26,8 @@ def handle(job: BuildJob | ScheduleJob) -> Library | Kernel | Failure:
     if isinstance(kernel, Failure) or isinstance(job, ScheduleJob):
         return kernel
     func = kernel.func.with_attr("global_symbol", "main")
-    path = job.device.backend.build(func, job.device, job.stem, job.is_optional)
+    build = job.device.backend.build_to_send if job.is_remote else job.device.backend.build
+    path = build(func, job.device, job.stem, job.is_optional)
     if isinstance(path, Failure):
         return path
     return Library(

@@ -44,6 +44,8 @@ class Guarded:
         self.mapped = size + (_FENCE_BYTES if is_fenced else 0)
         """Bytes of addresses that it takes, of which a worker has so many."""
         first = GUARD_BYTES + (-(raw.ctypes.data + GUARD_BYTES)) % _ALIGN
+        self.whole = raw[first - GUARD_BYTES : first + nbytes + slack + GUARD_BYTES]
+        """With both zones: the array begins behind `GUARD_BYTES`."""
         self._before = raw[first - GUARD_BYTES : first]
         self.bytes = raw[first : first + nbytes]
         self.slack = raw[first + nbytes : first + nbytes + slack]

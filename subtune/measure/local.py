@@ -29,6 +29,7 @@ from subtune.measure.process import Worker
 from subtune.measure.protocol import Measurer
 from subtune.measure.session import SCHEDULE, LocalSession, Settings
 from subtune.runtime.host import usable_cores
+from subtune.runtime.remote import Remote
 
 _MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
 _KEPT_BYTES = 1 << 30
@@ -48,6 +49,7 @@ class LocalMeasurer:
         memory_bytes: address space of each worker; default: half of the machine's memory. Not for a GPU, whose driver
             reserves more than the machine has.
         gpu_mode: what a kernel on a GPU finds in L2 when it is timed (`PrepareJob.mode`).
+        remote: the device on which kernels run; they are built here.
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class LocalMeasurer:
         run_limit_s: float = 5.0,
         memory_bytes: int | None = None,
         gpu_mode: str = "rotating",
+        remote: Remote | None = None,
     ) -> None:
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
         kept_bytes = min(_KEPT_BYTES, int(_KEPT_SHARE * self._memory_bytes))
-        self.settings = Settings(schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode)
+        self.settings = Settings(schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode, remote=remote)
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
         self._servers: dict[str, ForkServer] = {}
         self._builders: dict[str, Builders] = {}

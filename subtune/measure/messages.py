@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from subtune.backends.base import Device
 from subtune.core.candidate import Candidate
 from subtune.core.kernel import Packing
+from subtune.runtime.remote import Remote
 
 LOST = 70
 """Exit code of a runner whose device does nothing any more; the last it printed says why."""
@@ -27,6 +28,8 @@ class BuildJob:
     """False for the default schedule and for references: they are built whatever they take."""
     kept: str = ""
     """A directory for kernels as they are scheduled, where they are wanted again; "": they are not."""
+    is_remote: bool = False
+    """The library is for another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class PrepareJob:
     """Reference outputs of all but the first input set are left for later where they take longer."""
     rows_past_end: int = 0
     """The most of `Library.rows_past_end` of what will be timed."""
+    remote: Remote | None = None
+    """Where kernels run, if not here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from subtune.measure.messages import (
     Unprepared,
 )
 from subtune.measure.pool import Build, Builders, Runner
+from subtune.runtime.remote import SESSION_S, Remote
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ SCHEDULE = "subtune.backends:schedule"
 _REFERENCE_LIMIT_S = 120.0
 """For inputs and the runs of the default schedule, which may be a thousand times slower than the best."""
 _LEAST_LIMIT_S = 0.2
+_MORE_OF_REMOTE_S = 2.5 * SESSION_S
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Settings:
     rows_past_end: int = 0
     kept: str = ""
     """As `BuildJob.kept`."""
+    remote: Remote | None = None
 
 
 class LocalSession:
@@ -139,7 +142,8 @@ class LocalSession:
         is_optional = candidate != DEFAULT and not is_reference
         schedule, kept = (SCHEDULE, "") if is_reference else (self._settings.schedule, self._settings.kept)
         of_workload = (self._text, self._workload.num_outputs, self._device)
-        return BuildJob(*of_workload, candidate, schedule, stem, is_optional, kept)
+        is_remote = self._settings.remote is not None
+        return BuildJob(*of_workload, candidate, schedule, stem, is_optional, kept, is_remote)
 
     def library(self, candidate: Candidate) -> Library:
         """Of a candidate that was built here, or lent."""
@@ -229,6 +233,7 @@ class LocalSession:
             self._settings.kept_bytes,
             patience_s,
             self._settings.rows_past_end,
+            self._settings.remote,
         )
         answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
@@ -253,7 +258,12 @@ class LocalSession:
         return self._until_deadline(self._settings.run_limit_s + 2 * seconds + 10 * self._default_s)
 
     def _until_deadline(self, limit_s: float) -> float:
-        """`limit_s`, or less when the deadline comes first; a little is always left for one call."""
+        """`limit_s`, or less when the deadline comes first; a little is always left for one call.
+
+        Of another machine more: its server ends what hangs there, and dies itself where the runner is killed before.
+        """
+        if self._settings.remote is not None:
+            return limit_s + _MORE_OF_REMOTE_S
         return max(_LEAST_LIMIT_S, min(limit_s, self.deadline - time.monotonic()))
 
 

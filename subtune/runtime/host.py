@@ -8,7 +8,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ ARCH_PRCTL, ASK_FOR_STATE, TILE_DATA = 158, 0x1023, 18
 
 _SYSFS_DEVICES = Path("/sys/devices")
 
+CACHE_FIELDS = ("level", "type", "size", "coherency_line_size")
+"""Files of one of a core's caches."""
+_MOST_CACHES = 8
 _FAST_CAPACITY = 0.6
 """Of the fastest core's capacity: the middle cores of phones are above, the small ones at a third."""
 
@@ -74,14 +77,21 @@ def _fastest(cores: list[int]) -> list[int]:
 
 def caches() -> dict[str, Any]:
     """The data caches of one of the fast cores from sysfs, in bytes, by the fields of `CPUModel`; what it tells."""
-    found: dict[str, int] = {}
     folder = _SYSFS_DEVICES / "system" / "cpu" / f"cpu{fast_cores()[0]}" / "cache"
-    for index in sorted(folder.glob("index*")):
+    return caches_by(lambda path: (folder / path).read_text(), os.cpu_count() or 1)
+
+
+def caches_by(read: Callable[[str], str], cores: int) -> dict[str, Any]:
+    """As `caches`, of a machine with so many cores.
+
+    Args:
+        read: the text of a file below sysfs's folder of a core's caches, as `index0/level`; raises OSError where there
+            is none.
+    """
+    found: dict[str, int] = {}
+    for index in range(_MOST_CACHES):
         try:
-            level = (index / "level").read_text().strip()
-            kind = (index / "type").read_text().strip()
-            size = (index / "size").read_text().strip()
-            line = (index / "coherency_line_size").read_text().strip()
+            level, kind, size, line = (read(f"index{index}/{field}").strip() for field in CACHE_FIELDS)
         except OSError:
             continue
         if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():
@@ -92,7 +102,7 @@ def caches() -> dict[str, Any]:
             found["line_bytes"] = int(line)
     if "l2_bytes" in found:
         found.setdefault("l3_bytes", found["l2_bytes"])  # small boards have no third level
-        found["l3_bytes"] = max(found["l2_bytes"], min(found["l3_bytes"], _MOST_L3_OF_A_CORE * (os.cpu_count() or 1)))
+        found["l3_bytes"] = max(found["l2_bytes"], min(found["l3_bytes"], _MOST_L3_OF_A_CORE * cores))
     return found
 
 

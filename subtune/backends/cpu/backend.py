@@ -46,6 +46,7 @@ as fast in planes on a Sapphire Rapids; those of rows of 8 to 11 elements 0.9 ti
 
 class CPUBackend(Backend):
     kind: ClassVar[str] = "cpu"
+    measures_there: ClassVar[bool] = True
     version: ClassVar[int] = 4
     measuring: ClassVar[Measuring] = Measuring(
         builder_modules=("subtune.backends.cpu.families", "subtune.backends.cpu.scheduling"),
@@ -171,10 +172,26 @@ class CPUBackend(Backend):
 
         return write_library(self.lower(func, device), stem)
 
+    def build_to_send(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
+        import tvm
+
+        from subtune.backends.cpu.lowering.pipeline import PIPELINE
+        from subtune.backends.cpu.lowering.ring import ring
+        from subtune.backends.host.conversions import without_conversions
+        from subtune.backends.host.export import export
+
+        target, path = device.model.target(), Path(f"{stem}.so")
+        compiled = tvm.compile(ring(without_conversions(func), target), target, tir_pipeline=PIPELINE)
+        export(compiled, path, device.model.host.triple)
+        return str(path)
+
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
         from subtune.backends.cpu.timing.bench import Bench
+        from subtune.backends.cpu.timing.there import there
 
-        return Bench(workload, _model(device), job.default, job.reference, job.patience_s, job.rows_past_end)
+        model = _model(device)
+        place = there(job.remote, model.threads) if job.remote else None
+        return Bench(workload, model, job.default, job.reference, job.patience_s, job.rows_past_end, place)
 
     # -- programs
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -15,11 +13,11 @@ import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.timing.condition import FEW_RESULTS, nudged, scales_of, step_of
-from subtune.backends.cpu.timing.sentinel import Sentinel
+from subtune.backends.cpu.timing.place import Here, Place
 from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Arg, Workload
-from subtune.measure.clock import few_calls, time_calls, time_pairs
+from subtune.measure.clock import few_calls
 from subtune.measure.copies import Copies
 from subtune.measure.guarded import Guarded, are_same, as_bytes, elements, numpy_dtype
 from subtune.measure.hazards import hazards
@@ -59,7 +57,7 @@ class _Right:
 class Bench:
     """Input sets and reference outputs for them: the default kernel's, where there is no better `reference`.
 
-    `patience_s`, `rows_past_end`: see `PrepareJob`.
+    `patience_s`, `rows_past_end`: see `PrepareJob`. `place` is where kernels run: here, if none is given.
     """
 
     def __init__(
@@ -70,8 +68,10 @@ class Bench:
         reference: Library | None = None,
         patience_s: float = math.inf,
         rows_past_end: int = 0,
+        place: Place | None = None,
     ) -> None:
         self._rows_past_end = rows_past_end
+        self._place: Place = place or _here(device)
         self._workload, self._device = workload, device
         self._default, self._reference = default, reference
         self._inputs: tuple[Arg, ...] = tuple(arg for arg in workload.args if not arg.is_output)
@@ -90,8 +90,7 @@ class Bench:
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
         self._right.proceed(self._right_of, patience_s)
-        self._sentinel = _sentinel(device)
-        self._sentinel.begin_workload()
+        self._place.begin_workload()
 
     @property
     def default_s(self) -> float:
@@ -106,11 +105,11 @@ class Bench:
 
     def _right_of(self, index: int) -> _Right:
         name, default = self._names[index], self._default
-        kernel = _load(default)
+        kernel = self._place.load(default)
         found = self._run(kernel, default, index, self._default_calls_s)[0]
         if self._reference is not None and name != "adversarial":
             # sums of adversarial inputs overflow by intention, and in the default's order
-            found = self._run(_load(self._reference), self._reference, index)[0]
+            found = self._run(self._place.load(self._reference), self._reference, index)[0]
         scales = [scale_of(ref, name == "adversarial") for ref in found]
         if sum(prod(elements(arg.shape)) for arg in self._outputs) <= FEW_RESULTS and not default.packings:
             nudged_scales = self._scales_by_nudging(kernel, default, index, found)
@@ -137,7 +136,7 @@ class Bench:
             self._sets[index] = given
 
     def check(self, job: CheckJob) -> Comparison | Failure:
-        kernel, calls_s = _load(job.library), list[float]()
+        kernel, calls_s = self._place.load(job.library), list[float]()
         if wrong := self._check(kernel, job.library, len(self._right.made) if job.patience_s else 1, calls_s):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         if self.default_s < min(calls_s) < _DISTURBED_S:
@@ -150,25 +149,24 @@ class Bench:
         Where builds have all cores, a kernel of several threads waits for the last one's turn: single calls of one
         that takes 7 us took 3 ms each.
         """
-        arguments = self._arguments(library, 0)
+        arguments, count = self._arguments(library, 0), len(self._inputs)
         calls_s: list[float] = []
         end = time.perf_counter() + 2 * _DISTURBED_S
         while not calls_s or time.perf_counter() < end:
-            calls_s.append(_seconds_of(kernel, arguments))
+            calls_s.append(self._place.run(kernel, arguments[:count], arguments[count:]))
         return calls_s
 
     def time(self, job: TimeJob) -> Timing | Failure:
-        kernel = _load(job.library)
+        kernel = self._place.load(job.library)
         if not job.checked and (wrong := self._check(kernel, job.library, len(self._right.made))):
             return Failure(FailureKind.WRONG_RESULT, wrong)
         call = self._caller(kernel, job.library)
-        timing: Timing = self._sentinel.undisturbed(lambda: time_calls(call, job.seconds, job.stop_above_s))
-        return timing
+        return self._place.time(call, job.seconds, job.stop_above_s)
 
     def compare(self, job: CompareJob) -> Comparison | Failure:
-        kernel, beside = _load(job.library), job.other or self._default
-        one, other = self._caller(kernel, job.library), self._caller(_load(beside), beside)
-        comparison: Comparison = self._sentinel.undisturbed(lambda: Comparison(*time_pairs(one, other, job.seconds)))
+        kernel, beside = self._place.load(job.library), job.other or self._default
+        one, other = self._caller(kernel, job.library), self._caller(self._place.load(beside), beside)
+        comparison = self._place.compare(one, other, job.seconds)
         # Once more after thousands of calls: a race between threads shows itself seldom.
         if wrong := self._check(kernel, job.library, 1):
             return Failure(FailureKind.WRONG_RESULT, f"in a later run {wrong}")
@@ -200,8 +198,7 @@ class Bench:
         outputs = [self._output(i, library) for i in range(len(self._outputs))]
         for output in outputs:
             output.fill(_FILLS[index])
-        arguments = [guarded.tensor for guarded in (*inputs, *outputs)]
-        call_s = _seconds_of(kernel, arguments)
+        call_s = self._place.run(kernel, inputs, outputs)
         if calls_s is not None:
             calls_s.append(call_s)
         for i, (arg, guarded) in enumerate(zip((*self._inputs, *self._outputs), (*inputs, *outputs), strict=True)):
@@ -255,8 +252,8 @@ class Bench:
         copies, which = _checked(self._inputs[position], library)
         copies.drop(self._sets[index][position], dict(library.packings).get(position), which)
 
-    def _caller(self, kernel: Any, library: Library) -> Callable[[], object]:
-        """A function that calls the kernel on the next copy of its arguments; every copy was touched once.
+    def _caller(self, kernel: Any, library: Library) -> Any:
+        """Of the place: what calls the kernel on the next copy of its arguments; every copy was touched once.
 
         In a network a kernel finds its arguments in L2 or L3, where others left them, never in L1: calls rotate through
         copies that together exceed all L2 caches, unless one set already does. Many weights, packed as this kernel
@@ -270,32 +267,24 @@ class Bench:
         if device.comes_from_memory(sum(sizes[i] for i, arg in enumerate(self._inputs) if arg.is_constant)):
             pool, most = max(pool, _PAST_L3 * device.l3_bytes), _MAX_COPIES_PAST_L3
         copies = max(1, min(most, -(-pool // max(1, sum(sizes)))))
-        calls = [partial(kernel, *self._arguments(library, copy)) for copy in range(copies)]
-        begin = time.perf_counter()
-        for call in calls if library.packings not in self._touched else ():
-            call()
-            if time.perf_counter() - begin > 0.05:
-                break
+        is_fresh = library.packings not in self._touched
         self._touched.add(library.packings)
-        if len(calls) == 1:
-            return calls[0]
-        ring: Iterator[Callable[[], object]] = cycle(calls)
-        return lambda: next(ring)()
+        return self._place.caller(kernel, partial(self._arguments, library), copies, is_fresh)
 
     def let_go(self) -> None:
         """Of copies of arguments: those of another workload take their place."""
         self._pool.clear()
 
-    def _arguments(self, library: Library, copy: int) -> list[Any]:
-        """The tensors of copy number `copy`. Candidates share them, save for constants packed differently."""
+    def _arguments(self, library: Library, copy: int) -> list[Guarded]:
+        """Those of copy number `copy`. Candidates share them, save for constants packed differently."""
         packings = dict(library.packings)
-        tensors = []
+        arguments = []
         for position, arg in enumerate((*self._inputs, *self._outputs)):
             slack, form = _slack(arg, self._rows_past_end), packings.get(position)
             if arg.is_constant:
                 array = self._first_set(position, form)
                 made = partial(Guarded.like, array, str(array.dtype) if form else arg.dtype)
-                tensors.append(_COPIES.guarded(self._sets[0][position], form, copy, made).tensor)
+                arguments.append(_COPIES.guarded(self._sets[0][position], form, copy, made))
                 continue
             key = (copy, position)
             if key not in self._pool:
@@ -304,8 +293,8 @@ class Bench:
                 else:
                     self._pool[key] = Guarded.like(self._sets[0][position], arg.dtype, slack)
                     self._pool[key].repeat()
-            tensors.append(self._pool[key].tensor)
-        return tensors
+            arguments.append(self._pool[key])
+        return arguments
 
     def _first_set(self, position: int, packing: Packing | None) -> np.ndarray:
         array = self._sets[0][position]
@@ -319,26 +308,13 @@ class Bench:
 
 
 @cache
-def _sentinel(device: CPUModel) -> Sentinel:
-    return Sentinel(device)
-
-
-def _load(library: Library) -> Any:
-    import tvm
-
-    kernel = tvm.runtime.load_module(library.path)["main"]
-    return partial(kernel, *library.numbers) if library.numbers else kernel
+def _here(device: CPUModel) -> Here:
+    return Here(device)
 
 
 def _slack(arg: Arg, rows: int) -> int:
     """Bytes of so many rows of an argument that is no constant."""
     return rows * arg.nbytes // int(arg.shape[0]) if rows and arg.shape and not arg.is_constant else 0
-
-
-def _seconds_of(kernel: Any, arguments: Sequence[Any]) -> float:
-    begin = time.perf_counter()
-    kernel(*arguments)
-    return time.perf_counter() - begin
 
 
 def _checked(arg: Arg, library: Library) -> tuple[Copies, int]:

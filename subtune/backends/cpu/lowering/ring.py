@@ -1,0 +1,69 @@
+"""A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
+
+    spread(source, array, copies)                  array = source, source, …
+    compare(one, other, found)                     found[0] = how many bytes of the two differ
+    ring(first, calls, sets, offsets, a, b, …)     for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
+
+Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+
+from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
+from subtune.backends.cpu.lowering.launches import joined
+from subtune.backends.host.chooser import checked
+
+KERNEL, RING, SPREAD, COMPARE = "kernel", "ring", "spread", "compare"
+
+
+def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
+    """The library's functions, of a scheduled PrimFunc whose parameters are buffers of known shapes."""
+    kernel = ir.GlobalVar(KERNEL)
+    (flat,) = flattened({kernel: func}, target).values()
+    whole = joined(flat)
+    made = {kernel: by_address(whole, whole.body), ir.GlobalVar(RING): _ring(kernel, len(func.params))}
+    return tvm.IRModule({**made, ir.GlobalVar(SPREAD): _spread(), ir.GlobalVar(COMPARE): _compare()})
+
+
+def _ring(kernel: Any, count: int) -> Any:
+    first, calls, sets, i = (tirx.Var(name, "int64") for name in ("first", "calls", "sets", "i"))
+    offsets = tirx.decl_buffer([tirx.Var("entries", "int64")], "int64", "offsets")
+    arrays = [_bytes(f"array{j}") for j in range(count)]
+    entry = tirx.floormod(first + i, sets) * _number(count)
+    starts = [tirx.BufferLoad(offsets, [entry + _number(j)]) for j in range(count)]
+    places = [tirx.handle_add_byte_offset(one.data, start) for one, start in zip(arrays, starts, strict=True)]
+    body = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, checked(kernel, places))
+    return tirx.PrimFunc([first, calls, sets, offsets, *arrays], body).with_attr("global_symbol", RING)
+
+
+def _spread() -> Any:
+    source, array = _bytes("source"), _bytes("array")
+    copies, copy, at = (tirx.Var(name, "int64") for name in ("copies", "copy", "at"))
+    stride = source.shape[0]
+    store = tirx.BufferStore(array, tirx.BufferLoad(source, [at]), [copy * stride + at])
+    one = tirx.For(at, _number(0), stride, tirx.ForKind.SERIAL, store)
+    body = tirx.For(copy, _number(0), copies, tirx.ForKind.SERIAL, one)
+    return tirx.PrimFunc([source, array, copies], body).with_attr("global_symbol", SPREAD)
+
+
+def _compare() -> Any:
+    one, other = _bytes("one"), _bytes("other")
+    found, at = tirx.decl_buffer([1], "int64", "found"), tirx.Var("at", "int64")
+    differs = tirx.BufferLoad(one, [at]) != tirx.BufferLoad(other, [at])
+    count = tirx.BufferLoad(found, [_number(0)]) + tirx.Cast("int64", differs)
+    body = tirx.For(at, _number(0), one.shape[0], tirx.ForKind.SERIAL, tirx.BufferStore(found, count, [_number(0)]))
+    begin = tirx.BufferStore(found, _number(0), [_number(0)])
+    return tirx.PrimFunc([one, other, found], tirx.SeqStmt([begin, body])).with_attr("global_symbol", COMPARE)
+
+
+def _bytes(name: str) -> Any:
+    return tirx.decl_buffer([tirx.Var(f"{name}_bytes", "int64")], "uint8", name)
+
+
+def _number(value: int) -> Any:
+    return tirx.const(value, "int64")

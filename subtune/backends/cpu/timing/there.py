@@ -1,0 +1,221 @@
+"""Kernels that run on another machine, behind TVM's RPC; their arguments are checked here.
+
+A call that is checked sends its arguments with their guard zones and brings all back. What is timed stays there: one
+message starts many calls (`lowering.ring`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD
+from subtune.core.measurement import Comparison, Timing
+from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.messages import Library
+from subtune.runtime.remote import SESSION_S, Connection, Remote, SessionExpired
+
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+_ALIGN = 128
+"""Of copies of an argument: TVM's arrays begin at such addresses."""
+_LARGE_BYTES = 1 << 16
+"""Of an input: a message takes as long as 64 KB on a fast network."""
+_KEPT_BYTES = 1 << 28
+"""Of arguments that stay there, for kernels that take the same."""
+_LIBRARIES = 64
+"""That stay loaded there."""
+_ON_ALL_CORES = 1
+"""TVM's affinity mode: the fastest cores first."""
+
+
+@cache
+def there(remote: Remote, threads: int) -> There:
+    """One connection for all workloads of this process."""
+    return There(remote, threads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kernel:
+    path: str
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """Rotates through copies of its arguments: `first` is where the next call begins."""
+
+    kernel: _Kernel
+    arguments: Sequence[Guarded]
+    copies: int
+    first: int = 0
+
+
+class There:
+    """See `Place`.
+
+    Raises (all but `load`):
+        ConnectionError: the connection was lost, or there is none. The next call connects again.
+    """
+
+    def __init__(self, remote: Remote, threads: int) -> None:
+        self._connection = Connection(remote, self._begin, self._forget)
+        self._threads = threads
+        self._numbers = count()
+        self._loaded: OrderedDict[str, Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
+        """Copies of arguments, by the argument and how many there are; 0: one, and one to compare it with."""
+
+    def begin_workload(self) -> None:
+        """Nothing: whether the other machine is disturbed is not asked."""
+
+    def load(self, library: Library) -> _Kernel:
+        return _Kernel(library.path)
+
+    def run(self, kernel: _Kernel, inputs: Sequence[Guarded], outputs: Sequence[Guarded]) -> float:
+        def ran() -> float:
+            given = [self._given(kernel, one) for one in inputs]
+            results = [self._sent(one.whole) for one in outputs]
+            offsets = self._sent_offsets([[GUARD_BYTES] * (len(given) + len(results))])
+            seconds = self._seconds(kernel, 0, 1, 1, offsets, [*(one for one, _ in given), *results])
+            for one, (array, before) in zip(inputs, given, strict=True):
+                self._bring(kernel, one, array, before)
+            for one, array in zip(outputs, results, strict=True):
+                one.whole[:] = array.numpy()
+            return seconds
+
+        return self._connected(ran)
+
+    def _given(self, kernel: _Kernel, one: Guarded) -> tuple[Any, Any]:
+        """An input with its zones; of a large one, which stays there, also what it is compared with afterwards."""
+        if one.whole.size < _LARGE_BYTES:
+            return self._sent(one.whole), None
+        key = (id(one), 0)
+        if key not in self._kept:
+            array = self._sent(one.whole)
+            self._keep(key, one, (array, self._copies(kernel, array, one.whole.size, 1)))
+        self._kept.move_to_end(key)
+        array, before = self._kept[key][1]
+        return array, before
+
+    def _bring(self, kernel: _Kernel, one: Guarded, array: Any, before: Any) -> None:
+        """What a kernel has made of an input; megabytes are brought only where they are not what they were."""
+        if before is not None:
+            found = self._sent(np.zeros(1, np.int64))
+            self._module(kernel.path)[COMPARE](array, before, found)
+            if not int(found.numpy()[0]):
+                return
+            del self._kept[id(one), 0]
+        one.whole[:] = array.numpy()
+
+    def caller(self, kernel: _Kernel, arguments_of: Callable[[int], Sequence[Guarded]], copies: int, _: bool) -> Any:
+        return _Caller(kernel, arguments_of(0), copies)
+
+    def time(self, caller: Any, seconds: float, stop_above_s: float) -> Timing:
+        return self._connected(lambda: time_calls(caller, seconds, stop_above_s, self._sample))
+
+    def compare(self, one: Any, other: Any, seconds: float) -> Comparison:
+        return self._connected(lambda: Comparison(*time_pairs(one, other, seconds, self._sample)))
+
+    def _sample(self, caller: _Caller, calls: int) -> float:
+        arrays = [self._spread(caller, one) for one in caller.arguments]
+        rows = [[copy * _stride(one) for one in caller.arguments] for copy in range(caller.copies)]
+        offsets = self._sent_offsets([[GUARD_BYTES + start for start in row] for row in rows])
+        taken = self._seconds(caller.kernel, caller.first, calls, caller.copies, offsets, arrays)
+        caller.first = (caller.first + calls) % caller.copies
+        return taken / calls
+
+    def _seconds(
+        self, kernel: _Kernel, first: int, calls: int, copies: int, offsets: Any, arrays: Sequence[Any]
+    ) -> float:
+        timer = self._module(kernel.path).time_evaluator(RING, self._device, number=1, repeat=1)
+        return float(timer(first, calls, copies, offsets, *arrays).results[0])
+
+    # -- what is there
+
+    def _connected(self, work: Callable[[], _Found]) -> _Found:
+        try:
+            return work()
+        except ConnectionError:
+            raise
+        except Exception as e:
+            if "RPCSessionTimeoutError" in str(e):
+                self._connection.drop()
+                raise SessionExpired(f"it ran for more than {SESSION_S} s") from e
+            if self._connection.is_alive():
+                raise
+            self._connection.drop()
+            raise ConnectionError(f"the connection to {self._connection.remote} was lost: {e}") from e
+
+    def _begin(self, session: Any) -> None:
+        session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
+
+    def _forget(self) -> None:
+        self._loaded.clear()
+        self._kept.clear()
+
+    @property
+    def _device(self) -> Any:
+        return self._connection.session().cpu(0)
+
+    def _module(self, path: str) -> Any:
+        session = self._connection.session()
+        if path not in self._loaded:
+            # of two with one name the system would give the first
+            name = f"{next(self._numbers)}-{Path(path).name}"
+            session.upload(path, name)
+            self._loaded[path] = session.load_module(name)
+            session.remove(name)
+            if len(self._loaded) > _LIBRARIES:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(path)
+        return self._loaded[path]
+
+    def _sent(self, array: np.ndarray) -> Any:
+        import tvm
+
+        return tvm.runtime.tensor(array, self._device)
+
+    def _sent_offsets(self, rows: Sequence[Sequence[int]]) -> Any:
+        return self._sent(np.array(rows, np.int64).reshape(-1))
+
+    def _spread(self, caller: _Caller, one: Guarded) -> Any:
+        """The argument with its zones, one copy behind the other."""
+        key = (id(one), caller.copies)
+        if key not in self._kept:
+            padded = np.zeros(_stride(one), np.uint8)
+            padded[: one.whole.size] = one.whole
+            self._keep(key, one, self._copies(caller.kernel, self._sent(padded), padded.size, caller.copies))
+        self._kept.move_to_end(key)
+        return self._kept[key][1]
+
+    def _copies(self, kernel: _Kernel, source: Any, nbytes: int, copies: int) -> Any:
+        """Made there: nothing is sent."""
+        import tvm
+
+        array = tvm.runtime.empty((nbytes * copies,), "uint8", self._device)
+        self._module(kernel.path)[SPREAD](source, array, copies)
+        return array
+
+    def _keep(self, key: tuple[int, int], one: Guarded, arrays: Any) -> None:
+        """Of the others, those used last stay; `one` itself, as its address is the key."""
+        self._kept[key] = (one, arrays)
+        while len(self._kept) > 1 and sum(map(self._held, self._kept)) > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+    def _held(self, key: tuple[int, int]) -> int:
+        return _stride(self._kept[key][0]) * (key[1] or 2)
+
+
+def _stride(one: Guarded) -> int:
+    return math.ceil(one.whole.size / _ALIGN) * _ALIGN

@@ -1,0 +1,201 @@
+"""A device behind TVM's RPC: its address, who may be asked, and connections that come back when they were lost.
+
+The server is the one that comes with TVM, `python -m tvm.exec.rpc_server`; nothing of subtune is installed there. Who
+can reach it can run code on it, and asks for no password: it belongs behind a firewall or at the end of a tunnel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from subtune.core.errors import SubtuneError, TargetError
+from subtune.runtime.host import caches_by
+
+SESSION_S = 240
+"""After so many seconds the server ends a session, whatever hangs in it, and takes the next."""
+_AGE_S = 120.0
+"""A session that is older is exchanged for a new one before a job."""
+_CONNECT_S = 3.0
+"""Of one try to reach the server."""
+_PATIENCE_S, _PAUSE_S = 90.0, 1.0
+"""How long a device may be away, as it starts again, and between two tries."""
+_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+"""TVM's server hands out files by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server at `host` and `port`; with a `key`, a tracker that lends devices of that name."""
+
+    host: str
+    port: int
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
+
+
+def read_remote(text: str, insecure: bool = False) -> Remote:
+    """What `--remote` says: host:port of a server, host:port/key of a tracker.
+
+    Raises:
+        TargetError: it is no such address, nobody knows the host, or it is in the open net and not `insecure`.
+
+    >>> read_remote("localhost:9090/pi4")
+    Remote(host='localhost', port=9090, key='pi4')
+    """
+    address, _, key = text.partition("/")
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise TargetError(f"remote {text!r} is no address: write host:port, or host:port/key of a tracker")
+    try:
+        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, int(port))}
+    except OSError as e:
+        raise TargetError(f"remote {text!r}: {host} is not known ({e.strerror or e})") from e
+    public = sorted(one for one in found if ipaddress.ip_address(one).is_global)
+    if public and not insecure:
+        raise TargetError(
+            f"remote {text!r}: {public[0]} is a public address, and TVM's RPC lets everybody who reaches it run code; "
+            "tunnel it (ssh -L), or say --insecure"
+        )
+    return Remote(host, int(port), key)
+
+
+class SessionExpired(TimeoutError):
+    """The server has ended a session, as something in it hung."""
+
+
+class Connection:
+    """Sessions with a device, one after the other: each is replaced before it is too old, or when it was lost.
+
+    Args:
+        begin: called with each new session.
+        forget: called before each session's end; lets go of all that is loaded in it.
+    """
+
+    def __init__(self, remote: Remote, begin: Callable[[Any], None], forget: Callable[[], None]) -> None:
+        self.remote = remote
+        self._begin, self._forget = begin, forget
+        self._session: Any = None
+        self._since = 0.0
+
+    def session(self) -> Any:
+        """The session, or a new one.
+
+        Raises:
+            ConnectionError: the device cannot be reached.
+        """
+        if self._session is not None and time.monotonic() - self._since > _AGE_S:
+            self.drop()
+        if self._session is None:
+            self._session = self._patiently()
+            self._since = time.monotonic()
+            self._begin(self._session)
+        return self._session
+
+    def _patiently(self) -> Any:
+        """Whoever was there may be starting again."""
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return connected(self.remote)
+            except ConnectionError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def drop(self) -> None:
+        """The server may take the next one."""
+        session, self._session = self._session, None
+        self._forget()
+        if session is not None:
+            close(session)
+
+    def is_alive(self) -> bool:
+        try:
+            self._session.get_function("runtime.GetDeviceAttr")
+        except Exception:
+            return False
+        return True
+
+
+def is_reachable(remote: Remote) -> bool:
+    """Whether something listens there."""
+    with contextlib.suppress(OSError), socket.create_connection((remote.host, remote.port), _CONNECT_S):
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a device says of itself.
+
+    Attributes:
+        target: `mcpu`, `mtriple` and `num-cores`, the threads of the server's pool.
+        caches: bytes by their names (`runtime.host.caches`), as far as they are known.
+    """
+
+    target: dict[str, Any]
+    caches: dict[str, Any]
+
+    @property
+    def threads(self) -> int:
+        return int(self.target["num-cores"])
+
+
+def facts_of(remote: Remote) -> Facts:
+    """Ask the device.
+
+    Raises:
+        SubtuneError: it cannot be reached, or its TVM lacks LLVM, which knows the processor.
+    """
+    try:
+        session = connected(remote)
+    except ConnectionError as e:
+        raise SubtuneError(str(e)) from e
+    try:
+        return _facts(session)
+    except Exception as e:
+        said = "has no LLVM to say what its processor is: use a whole TVM there"
+        raise SubtuneError(f"the TVM at {remote} {said}") from e
+    finally:
+        close(session)
+
+
+def _facts(session: Any) -> Facts:
+    threads = int(session.get_function("runtime.NumThreads")())
+    name, triple = (str(session.get_function(f"target.llvm_get_system_{what}")()) for what in ("cpu", "triple"))
+
+    def read(path: str) -> str:
+        try:
+            return bytes(session.download(f"{_CACHES}/{path}")).decode("ascii", "replace").rstrip("\0")
+        except Exception as e:  # another system, or one that hides it
+            raise OSError(str(e)) from e
+
+    return Facts({"mcpu": name, "mtriple": triple, "num-cores": threads}, caches_by(read, threads))
+
+
+def close(session: Any) -> None:
+    """At once: nobody knows how long something refers to it, and the server has one session at a time."""
+    with contextlib.suppress(Exception):  # it was lost
+        session.get_function("CloseRPCConnection")()
+
+
+def connected(remote: Remote) -> Any:
+    from tvm import rpc
+
+    try:
+        if not remote.key:
+            return rpc.connect(remote.host, remote.port, session_timeout=SESSION_S)
+        tracker = rpc.connect_tracker(remote.host, remote.port)
+        return tracker.request(remote.key, session_timeout=SESSION_S)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[-1:] or [type(e).__name__]
+        raise ConnectionError(f"{remote} cannot be reached: {reason[0]}") from e

@@ -1,0 +1,187 @@
+"""Kernels that are built here and run behind TVM's RPC: their times, what is found of bad ones, a lost connection."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from subtune import load
+from subtune.backends import device_at
+from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD
+from subtune.backends.cpu.timing.there import There
+from subtune.core.candidate import DEFAULT, Candidate
+from subtune.core.errors import SubtuneError, TargetError
+from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
+from subtune.driver import compile_model
+from subtune.measure import LocalMeasurer
+from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.messages import Library
+from subtune.measure.session import LocalSession
+from subtune.models import reduced
+from subtune.runtime.remote import Remote, close, facts_of, read_remote
+from tests.measure.rpc_server import rpc_server
+
+ADDRESS = Remote("127.0.0.1", 9090)
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    with rpc_server(tmp_path_factory.mktemp("server") / "log.txt") as port:
+        yield Remote("127.0.0.1", port)
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """A server has one session at a time, and `session` has that of the first."""
+    with rpc_server(tmp_path_factory.mktemp("server") / "log.txt") as port:
+        yield Remote("127.0.0.1", port)
+
+
+@pytest.fixture(scope="module")
+def session(remote, doubles, device) -> Iterator[LocalSession]:
+    search_path = [doubles.DIRECTORY]
+    with (
+        LocalMeasurer(builders=1, schedule="doubles:schedule", search_path=search_path, remote=remote) as measurer,
+        measurer.session(doubles.workload(), device) as opened,
+    ):
+        yield opened
+
+
+def test_addresses():
+    assert read_remote("127.0.0.1:9090") == ADDRESS
+    assert read_remote("127.0.0.1:9190/pi4") == Remote("127.0.0.1", 9190, "pi4")
+    assert read_remote("[::1]:9090") == Remote("::1", 9090)
+    assert read_remote("8.8.8.8:9090", insecure=True).host == "8.8.8.8"
+    assert str(Remote("h", 1, "k")) == "h:1/k"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("127.0.0.1", "write host:port"),
+        ("127.0.0.1:", "write host:port"),
+        (":9090", "write host:port"),
+        ("127.0.0.1:99999", "write host:port"),
+        ("8.8.8.8:9090", "public address"),
+        ("there.is.no.such.host.invalid:9090", "is not known"),
+    ],
+)
+def test_addresses_that_are_refused(text, said):
+    with pytest.raises(TargetError, match=said):
+        read_remote(text)
+
+
+def test_a_device_says_what_it_is(remote, device):
+    facts = facts_of(remote)
+    assert facts.target["mcpu"] == tvm.get_global_func("target.llvm_get_system_cpu")()
+    assert facts.threads == 2
+    found = device_at(remote).model
+    assert found.fingerprint() == device.fingerprint(), "it is this machine"
+    with pytest.raises(TargetError, match="start it with TVM_NUM_THREADS=3"):
+        device_at(remote, threads=3)
+    with pytest.raises(TargetError, match="not by --remote"):
+        device_at(remote, "H100")
+
+
+def test_nobody_there():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(SubtuneError, match="cannot be reached"):
+            facts_of(Remote("127.0.0.1", taken.getsockname()[1]))
+
+
+def test_good_candidates_are_checked_and_timed(session):
+    session.build([DEFAULT, Candidate("vector"), Candidate("packed"), Candidate("slow")], math.inf)
+    for name in ("vector", "packed"):
+        assert isinstance(session.check(Candidate(name)), Comparison)
+        timing = session.time(Candidate(name), 0.01, math.inf)
+        assert isinstance(timing, Timing)
+        assert 0 < timing.min_s < 1e-3
+        faster = session.compare(Candidate(name), 0.02)
+        assert isinstance(faster, Comparison)
+        assert faster.gain > 1  # the default sleeps 0.3 ms
+        assert faster.default_timing.min_s >= 0.0003
+    assert session.time(Candidate("slow"), 0.01, math.inf).min_s >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("nan", "[17]"),
+        ("swallows", "on special inputs"),
+        ("beyond", "out of bounds of C, 0 bytes behind its end"),
+        ("before", "out of bounds of C, 64 bytes before its start"),
+        ("unwritten", "[999]"),
+        ("scribbler", "changed its input A"),
+    ],
+)
+def test_what_bad_candidates_do_is_found(session, template, words):
+    session.build([Candidate(template), Candidate("vector")], math.inf)
+    failure = session.time(Candidate(template), 0.01, math.inf)
+    assert isinstance(failure, Failure)
+    assert failure.kind == FailureKind.WRONG_RESULT
+    assert words in failure.message
+    assert isinstance(session.time(Candidate("vector"), 0.001, math.inf), Timing)
+
+
+@pytest.fixture(scope="module")
+def library(doubles, device, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of C[i] = A[i] * W[i] + 1."""
+    from subtune.backends import as_device
+
+    made = as_device(device)
+    path = made.backend.build_to_send(doubles.graph, made, str(tmp_path_factory.mktemp("ring") / "k"), True)
+    assert isinstance(path, str)
+    return path
+
+
+def arguments() -> tuple[list[Guarded], Guarded, np.ndarray]:
+    a, w = (np.random.default_rng(i).standard_normal(1000).astype(np.float32) for i in (0, 1))
+    return [Guarded.like(a, "float32"), Guarded.like(w, "float32")], Guarded(4000, (1000,), "float32"), a * w + 1
+
+
+def test_a_ring_goes_through_all_sets(library):
+    module = tvm.runtime.load_module(library)
+    inputs, output, expected = arguments()
+    arrays = [tvm.runtime.empty((one.whole.size * 3,), "uint8") for one in (*inputs, output)]
+    for one, array in zip((*inputs, output), arrays, strict=True):
+        module[SPREAD](tvm.runtime.tensor(one.whole), array, 3)
+    stride = [one.whole.size for one in (*inputs, output)]
+    offsets = np.array([[GUARD_BYTES + copy * each for each in stride] for copy in range(3)], np.int64).reshape(-1)
+    module[RING](1, 2, 3, tvm.runtime.tensor(offsets), *arrays)  # the second and the third set
+    results = arrays[-1].numpy().reshape(3, -1)[:, GUARD_BYTES : GUARD_BYTES + 4000].copy().view(np.float32)
+    np.testing.assert_allclose(results[1:], [expected, expected], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(results[0], expected)
+    found = tvm.runtime.tensor(np.zeros(1, np.int64))
+    one, other = (np.array(values, np.uint8) for values in ([0, 1, 2, 3, 4], [0, 9, 2, 3, 5]))
+    module[COMPARE](tvm.runtime.tensor(one), tvm.runtime.tensor(other), found)
+    assert found.numpy().tolist() == [2]
+
+
+def test_a_connection_that_was_lost_is_made_again(library, another):
+    place, (inputs, output, expected) = There(another, 2), arguments()
+    kernel = place.load(Library(library, "", (), 0.0))
+    assert place.run(kernel, inputs, [output]) > 0
+    np.testing.assert_allclose(output.bytes.view(np.float32), expected, rtol=1e-5, atol=1e-6)
+    output.fill(0)
+    close(place._connection.session())  # as it would be by a cable
+    with pytest.raises(ConnectionError, match="was lost"):
+        place.run(kernel, inputs, [output])
+    assert place.run(kernel, inputs, [output]) > 0
+    np.testing.assert_allclose(output.bytes.view(np.float32), expected, rtol=1e-5, atol=1e-6)
+    place._connection.drop()
+
+
+def test_a_model(another, tmp_path: Path):
+    report = compile_model(
+        reduced("mlp"), tmp_path / "m.subtune", remote=str(another), budget_s=5, threads=2, database=tmp_path / "db"
+    )
+    assert report.verified
+    assert all(row.tuned_s > 0 for row in report.rows)
+    assert load(report.path).inputs
