@@ -246,3 +246,27 @@ def test_a_model_of_transformers_in_one_line() -> None:
     again = exported.signature.result(leaves, exported.signature.computed(wanted))
     assert type(again) is type(wanted)
     assert torch.equal(again[1].layers[0].keys, wanted[1].layers[0].keys)
+
+
+class Attends(nn.Module):
+    """Attentions in windows, and of heads whose results are seen as rows, as timm's Twins has both."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, q, k, v):
+        whole = nn.functional.scaled_dot_product_attention(q[0], k[0], v[0])
+        rows = whole.transpose(1, 2).reshape(whole.shape[0], whole.shape[2], -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, **self.how), rows
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(6, 6).tril().bool()}]
+)
+def test_attentions_of_more_axes_than_onnx_has(how: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    given = tuple(torch.randn(2, 2, 2, 6, 8) for _ in range(3))
+    compiled = subtune.compile(Attends(**how).eval(), given, tune=False)
+    for got, wanted in zip(compiled(*given), Attends(**how)(*given), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)

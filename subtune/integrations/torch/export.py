@@ -18,6 +18,7 @@ from torch.export.graph_signature import ConstantArgument, ExportGraphSignature,
 from subtune.core.errors import ModelError, ShapeError
 from subtune.frontends import LentModel
 from subtune.frontends.onnx.reference import integer_limits
+from subtune.integrations.torch.attention import in_products
 from subtune.integrations.torch.dims import ranges_of, renamed
 from subtune.integrations.torch.eager import Eager
 from subtune.integrations.torch.onnx_model import lent, to_onnx
@@ -103,7 +104,7 @@ def export_program(
     name = type(module).__name__ if module is not None else "ExportedProgram"
     with quiet(), torch.no_grad():
         try:
-            onnx_program = to_onnx(tensors_only(program))
+            onnx_program = to_onnx(in_products(tensors_only(program)))
         except Exception as e:  # its errors share no public base
             raise ModelError(f"torch.onnx cannot write {name} as ONNX: {said(e)}.") from e
     names = names or {}
