@@ -9,7 +9,8 @@ from itertools import groupby
 
 from subtune.backends.base import Device
 from subtune.core.account import Account, LatencyAt, ShapedKernel, ShapedSubgraph, Span, Tried, TunedSubgraph
-from subtune.core.dispatch import Extents, choose
+from subtune.core.candidate import Candidate
+from subtune.core.dispatch import choose
 from subtune.core.domain import Domain
 from subtune.dynamic.choose import Chosen
 from subtune.dynamic.model import DynamicModel
@@ -20,6 +21,8 @@ from subtune.tuning.roofline import position
 
 _KERNELS = 12
 """Listed of one subgraph, or as many as ship."""
+_NEAR = 1.1
+"""Times the fastest kernel's seconds, up to which one is about as fast: those listed are so at most instances."""
 _LATENCIES = 256
 """Shapes whose latency is told."""
 
@@ -91,8 +94,13 @@ def _at_greatest(
 
 def _shaped(name: str, one: Chosen, uses: int) -> ShapedSubgraph:
     instances = sorted({at for of in one.seconds.values() for at in of}, key=lambda at: (math.prod(at), at))
+    best = one.best_s
+
+    def count(kernel: Candidate) -> int:
+        return sum(seconds <= _NEAR * best[at] for at, seconds in one.seconds[kernel].items())
+
     others = [kernel for kernel in one.seconds if kernel not in one.candidates]
-    fastest = sorted(others, key=lambda kernel: -sum(_is_near(one, kernel, at) for at in instances))
+    fastest = sorted(others, key=count, reverse=True)
     listed = [*one.candidates, *fastest[: max(0, _KERNELS - len(one.candidates))]]
     return ShapedSubgraph(
         name=name,
@@ -110,12 +118,6 @@ def _shaped(name: str, one: Chosen, uses: int) -> ShapedSubgraph:
         spans=_spans(one) if len(one.workload.extents) == 1 else (),
         worst_regret=finite(one.worst_regret),
     )
-
-
-def _is_near(one: Chosen, kernel: object, at: Extents) -> bool:
-    """Whether it is about as fast as the fastest there."""
-    own = {k: of[at] for k, of in one.seconds.items() if at in of}
-    return kernel in own and own[kernel] <= 1.1 * min(own.values())  # type: ignore[index]
 
 
 def _spans(one: Chosen) -> tuple[Span, ...]:

@@ -24,6 +24,7 @@ from subtune.dynamic.varying import PREFIX as MADE
 from subtune.dynamic.varying import Made
 from subtune.dynamic.workload import DynamicWorkload, has_free_rows
 from subtune.passes.exprs import array_of, make_const
+from subtune.passes.extract import tir_calls
 
 PREFIX = "copied"
 """Of the names of PrimFuncs that copy."""
@@ -97,11 +98,10 @@ def read_as_variables(
 ) -> dict[str, set[int]]:
     """Which arguments of PrimFuncs, by their names, are variables of `main` when `with_corners` has changed it."""
     found: dict[str, set[int]] = {name: set() for name in dims_of}
-    for block in with_corners(mod, dims_of, made)[0]["main"].body.blocks:
-        for call in (binding.value for binding in block.bindings):
-            if isinstance(call, Call) and call.op == Op.get("relax.call_tir") and call.args[0].name_hint in found:
-                args = enumerate(call.args[1].fields)
-                found[call.args[0].name_hint].update(i for i, arg in args if isinstance(arg, relax.Var))
+    for call in tir_calls(with_corners(mod, dims_of, made)[0]):
+        if call.args[0].name_hint in found:
+            args = enumerate(call.args[1].fields)
+            found[call.args[0].name_hint].update(i for i, arg in args if isinstance(arg, relax.Var))
     return found
 
 

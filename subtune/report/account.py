@@ -71,7 +71,7 @@ def account(prepared: Prepared, others: Alternatives, choices: Sequence[Choice],
     return Account(
         subgraphs=tuple(tuned(one, one.uses) for one in subgraphs),
         others=tuple(tuned(one, 0) for one in rivals.values() if tried[one.workload.key]),
-        nodes=nodes_of(graph, call_names(prepared.mod)) if len(graph.groups) + len(graph.left) <= _NODES else (),
+        nodes=nodes_of(graph, call_names(prepared.mod)),
         decisions=tuple(map(_decision, choices)),
         seconds=tuple(tuning.seconds.items()),
         notes=prepared.imported.notes,
@@ -138,7 +138,9 @@ def _clock(times: Sequence[float]) -> Callable[[float], float]:
 
 
 def nodes_of(graph: PartitionGraph, calls: Sequence[str]) -> tuple[Node, ...]:
-    """In topological order; names of the quotient graph's nodes are those of anchors."""
+    """In topological order; names of the quotient graph's nodes are those of anchors. None, if they are too many."""
+    if len(graph.groups) + len(graph.left) > _NODES:
+        return ()
     quotient = graph.quotient()
     groups = {group.anchor: (group, name) for group, name in zip(graph.groups, calls, strict=True)}
     left = {item.name: item.reason for item in graph.left}

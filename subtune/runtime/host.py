@@ -19,7 +19,7 @@ ARCH_PRCTL, ASK_FOR_STATE, TILE_DATA = 158, 0x1023, 18
 
 _SYSFS_DEVICES = Path("/sys/devices")
 
-CACHE_FIELDS = ("level", "type", "size", "coherency_line_size")
+_CACHE_FIELDS = ("level", "type", "size", "coherency_line_size")
 """Files of one of a core's caches."""
 _MOST_CACHES = 8
 _FAST_CAPACITY = 0.6
@@ -91,7 +91,7 @@ def caches_by(read: Callable[[str], str], cores: int) -> dict[str, Any]:
     found: dict[str, int] = {}
     for index in range(_MOST_CACHES):
         try:
-            level, kind, size, line = (read(f"index{index}/{field}").strip() for field in CACHE_FIELDS)
+            level, kind, size, line = (read(f"index{index}/{field}").strip() for field in _CACHE_FIELDS)
         except OSError:
             continue
         if kind == "Instruction" or level not in "123" or not size[:-1].isdigit():

@@ -21,8 +21,6 @@ SESSION_S = 240
 """After so many seconds the server ends a session, whatever hangs in it, and takes the next."""
 _AGE_S = 120.0
 """A session that is older is exchanged for a new one before a job."""
-_CONNECT_S = 3.0
-"""Of one try to reach the server."""
 _PATIENCE_S, _PAUSE_S = 90.0, 1.0
 """How long a device may be away, as it starts again, and between two tries."""
 _CACHES = "/sys/devices/system/cpu/cpu0/cache"
@@ -124,13 +122,6 @@ class Connection:
         except Exception:
             return False
         return True
-
-
-def is_reachable(remote: Remote) -> bool:
-    """Whether something listens there."""
-    with contextlib.suppress(OSError), socket.create_connection((remote.host, remote.port), _CONNECT_S):
-        return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)

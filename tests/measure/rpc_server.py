@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,4 +41,5 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     while process.poll() is None:
         if found := re.search(r"bind to 127\.0\.0\.1:(\d+)", log.read_text()):
             return int(found[1])
+        time.sleep(0.05)
     raise AssertionError(f"the server has ended: {log.read_text()}")

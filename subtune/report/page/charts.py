@@ -177,7 +177,7 @@ def search_over_time(account: Account) -> Spec | None:
                 slower = one.measured_s / best
                 said = f"{seconds_text(one.measured_s)}, {slower:.2f} times the best"
                 rows.append({**about, "state": "timed", "slower": slower, "outcome": said})
-    if len({row["seconds"] for row in rows}) < 2:  # of many shapes it is not known when
+    if not rows or account.shaped:  # of many shapes it is not known when
         return None
     top = 1.25 * max([row["slower"] for row in rows if "slower" in row], default=2.0)
     for row in rows:

@@ -6,7 +6,6 @@ message starts many calls (`lowering.ring`).
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from subtune.measure.guarded import GUARD_BYTES, Guarded
 from subtune.measure.messages import Library
 from subtune.runtime.remote import SESSION_S, Connection, Remote, SessionExpired
 
-_log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 _ALIGN = 128
