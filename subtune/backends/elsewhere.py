@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from subtune.core.errors import TargetError
-
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
@@ -21,4 +19,4 @@ class Elsewhere:
 
     def build_to_send(self, func: PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
         """As `Backend.build`, for the runner of another machine."""
-        raise TargetError(f"target {device.model.name}: kernels for it are measured on this machine, not by --remote")
+        raise AssertionError("device_at refuses devices of kinds that cannot be measured there")

@@ -8,13 +8,27 @@ from subtune.measure.build import load_workload
 from subtune.measure.messages import CheckJob, Prepared, PrepareJob, RunJob, TimeJob, Unprepared
 from subtune.runtime.remote import SessionExpired
 
-MESSAGE_CHARS = 500
+_REASON_CHARS = 500
 _CONNECTIONS = 3
+"""To another machine, that one job may take."""
 _PREPARED: dict[str, Bench] = {}
 """The sessions this process holds ready, the one that was used last at the end."""
 
 
 def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
+    """A connection that is lost is made again; a kernel behind which it is lost each time has crashed there."""
+    lost = ""
+    for _ in range(_CONNECTIONS):
+        try:
+            return _handled(job)
+        except SessionExpired as e:
+            return Failure(FailureKind.TIMEOUT, str(e))
+        except ConnectionError as e:
+            lost = str(e)
+    return Failure(FailureKind.CRASH, f"{lost[-_REASON_CHARS:]}; {_CONNECTIONS} times in a row")
+
+
+def _handled(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
     if isinstance(job, PrepareJob):
         known = _PREPARED.pop(job.session, None)
         _make_room(job.device.backend.kept_bytes(job.kept_bytes))
@@ -41,19 +55,6 @@ def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Compari
 
 
 def _answered(bench: Bench, job: RunJob) -> Timing | Comparison | Failure:
-    """A connection that is lost is made again; a kernel behind which it is lost each time has crashed there."""
-    lost = ""
-    for _ in range(_CONNECTIONS):
-        try:
-            return _once(bench, job)
-        except SessionExpired as e:
-            return Failure(FailureKind.TIMEOUT, str(e))
-        except ConnectionError as e:
-            lost = str(e)
-    return Failure(FailureKind.CRASH, f"{lost[-MESSAGE_CHARS:]}; {_CONNECTIONS} times in a row")
-
-
-def _once(bench: Bench, job: RunJob) -> Timing | Comparison | Failure:
     if isinstance(job, CheckJob):
         return bench.check(job)
     return bench.time(job) if isinstance(job, TimeJob) else bench.compare(job)
