@@ -127,6 +127,7 @@ class TestCompile:
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
             options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4 --trace"
+            options += " --remote board:9090 --insecure"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -147,6 +148,8 @@ class TestCompile:
             "threads": 1,
             "database": "f.db",
             "device_file": "d.json",
+            "remote": "board:9090",
+            "insecure": True,
             "verify": False,
             "tune": True,
             "exact": True,
