@@ -73,14 +73,12 @@ class SessionExpired(TimeoutError):
 class Connection:
     """Sessions with a device, one after the other: each is replaced before it is too old, or when it was lost.
 
-    Args:
-        begin: called with each new session.
-        forget: called before each session's end; lets go of all that is loaded in it.
+    `forget` is called before each session's end: it lets go of all that is loaded in it.
     """
 
-    def __init__(self, remote: Remote, begin: Callable[[Any], None], forget: Callable[[], None]) -> None:
+    def __init__(self, remote: Remote, forget: Callable[[], None]) -> None:
         self.remote = remote
-        self._begin, self._forget = begin, forget
+        self._forget = forget
         self._session: Any = None
         self._since = 0.0
 
@@ -95,7 +93,6 @@ class Connection:
         if self._session is None:
             self._session = self._patiently()
             self._since = time.monotonic()
-            self._begin(self._session)
         return self._session
 
     def _patiently(self) -> Any:

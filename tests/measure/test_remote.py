@@ -12,8 +12,9 @@ import pytest
 import tvm
 
 from subtune import load
-from subtune.backends import device_at
+from subtune.backends import as_device, device_at
 from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD
+from subtune.backends.cpu.timing import there
 from subtune.backends.cpu.timing.there import There
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError
@@ -24,7 +25,7 @@ from subtune.measure.guarded import GUARD_BYTES, Guarded
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
 from subtune.models import reduced
-from subtune.runtime.remote import Remote, close, facts_of, read_remote
+from subtune.runtime.remote import Remote, SessionExpired, close, facts_of, read_remote
 from tests.measure.rpc_server import rpc_server
 
 ADDRESS = Remote("127.0.0.1", 9090)
@@ -130,13 +131,26 @@ def test_what_bad_candidates_do_is_found(session, template, words):
     assert isinstance(session.time(Candidate("vector"), 0.001, math.inf), Timing)
 
 
+def test_what_ends_its_process_costs_itself_alone(session):
+    candidates = [Candidate(name) for name in ("segfault", "abort", "vector")]
+    session.build([DEFAULT, *candidates], math.inf)
+    for bad in candidates[:2]:
+        failure = session.time(bad, 0.01, math.inf)
+        assert isinstance(failure, Failure)
+        assert failure.kind == FailureKind.CRASH
+        assert "3 times in a row" in failure.message
+        assert isinstance(session.time(candidates[2], 0.001, math.inf), Timing)
+
+
 @pytest.fixture(scope="module")
 def library(doubles, device, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of C[i] = A[i] * W[i] + 1."""
-    from subtune.backends import as_device
+    return sent(doubles.graph, device, tmp_path_factory.mktemp("ring"))
 
+
+def sent(func: tvm.tirx.PrimFunc, device, folder: Path) -> str:
     made = as_device(device)
-    path = made.backend.build_to_send(doubles.graph, made, str(tmp_path_factory.mktemp("ring") / "k"), True)
+    path = made.backend.build_to_send(func, made, str(folder / func.attrs.get("global_symbol", "k")), True)
     assert isinstance(path, str)
     return path
 
@@ -154,7 +168,7 @@ def test_a_ring_goes_through_all_sets(library):
         module[SPREAD](tvm.runtime.tensor(one.whole), array, 3)
     stride = [one.whole.size for one in (*inputs, output)]
     offsets = np.array([[GUARD_BYTES + copy * each for each in stride] for copy in range(3)], np.int64).reshape(-1)
-    module[RING](1, 2, 3, tvm.runtime.tensor(offsets), *arrays)  # the second and the third set
+    module[RING](1, 2, 3, 9, tvm.runtime.tensor(offsets), *arrays)  # the second and the third set
     results = arrays[-1].numpy().reshape(3, -1)[:, GUARD_BYTES : GUARD_BYTES + 4000].copy().view(np.float32)
     np.testing.assert_allclose(results[1:], [expected, expected], rtol=1e-5, atol=1e-6)
     assert not np.allclose(results[0], expected)
@@ -175,6 +189,16 @@ def test_a_connection_that_was_lost_is_made_again(library, another):
         place.run(kernel, inputs, [output])
     assert place.run(kernel, inputs, [output]) > 0
     np.testing.assert_allclose(output.bytes.view(np.float32), expected, rtol=1e-5, atol=1e-6)
+    place._connection.drop()
+
+
+def test_what_hangs_is_ended(another, doubles, device, tmp_path, monkeypatch):
+    monkeypatch.setattr(there, "_HANGS_S", 1)
+    place, (inputs, output, _) = There(another, 2), arguments()
+    hangs = place.load(Library(sent(doubles.hang, device, tmp_path), "", (), 0.0))
+    with pytest.raises(SessionExpired, match="more than 1 s"):
+        place.run(hangs, inputs, [output])
+    assert place.run(place.load(Library(sent(doubles.graph, device, tmp_path), "", (), 0.0)), inputs, [output]) > 0
     place._connection.drop()
 
 

@@ -1,10 +1,12 @@
 """A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
 
-    spread(source, array, copies)                  array = source, source, …
-    compare(one, other, found)                     found[0] = how many bytes of the two differ
-    ring(first, calls, sets, offsets, a, b, …)     for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
+    begin()                                              once in a session: see `_begin`
+    spread(source, array, copies)                        array = source, source, …
+    compare(one, other, found)                           found[0] = how many bytes of the two differ
+    ring(first, calls, sets, seconds, offsets, a, b, …)  for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
 
-Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it.
+Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
+many `seconds` the process is ended.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
 from subtune.backends.cpu.lowering.launches import joined
 from subtune.backends.host.chooser import checked
 
-KERNEL, RING, SPREAD, COMPARE = "kernel", "ring", "spread", "compare"
+KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
+_DIES_WITH_PARENT, _KILL = 1, 9
+"""Of Linux: `prctl`'s option, and a signal."""
 
 
 def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
@@ -27,18 +31,31 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
     (flat,) = flattened({kernel: func}, target).values()
     whole = joined(flat)
     made = {kernel: by_address(whole, whole.body), ir.GlobalVar(RING): _ring(kernel, len(func.params))}
-    return tvm.IRModule({**made, ir.GlobalVar(SPREAD): _spread(), ir.GlobalVar(COMPARE): _compare()})
+    others = {SPREAD: _spread(), COMPARE: _compare(), BEGIN: _begin()}
+    return tvm.IRModule({**made, **{ir.GlobalVar(name): one for name, one in others.items()}})
+
+
+def _begin() -> Any:
+    """From here on a child of the process serves the session, and ends as it may: the process itself ends well.
+
+    TVM's server takes no further session once the process of one has ended with an error.
+    """
+    serves = _call("prctl", _DIES_WITH_PARENT, _KILL, 0, 0, 0)
+    waits = tirx.SeqStmt([_call("wait", tirx.reinterpret("handle", _number(0))), _call("_exit", 0)])
+    body = tirx.IfThenElse(tirx.call_extern("int32", "fork") > 0, waits, serves)
+    return tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)
 
 
 def _ring(kernel: Any, count: int) -> Any:
-    first, calls, sets, i = (tirx.Var(name, "int64") for name in ("first", "calls", "sets", "i"))
+    first, calls, sets, seconds, i = (tirx.Var(name, "int64") for name in ("first", "calls", "sets", "seconds", "i"))
     offsets = tirx.decl_buffer([tirx.Var("entries", "int64")], "int64", "offsets")
     arrays = [_bytes(f"array{j}") for j in range(count)]
     entry = tirx.floormod(first + i, sets) * _number(count)
     starts = [tirx.BufferLoad(offsets, [entry + _number(j)]) for j in range(count)]
     places = [tirx.handle_add_byte_offset(one.data, start) for one, start in zip(arrays, starts, strict=True)]
-    body = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, checked(kernel, places))
-    return tirx.PrimFunc([first, calls, sets, offsets, *arrays], body).with_attr("global_symbol", RING)
+    loop = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, checked(kernel, places))
+    body = tirx.SeqStmt([_call("alarm", tirx.Cast("int32", seconds)), loop, _call("alarm", 0)])
+    return tirx.PrimFunc([first, calls, sets, seconds, offsets, *arrays], body).with_attr("global_symbol", RING)
 
 
 def _spread() -> Any:
@@ -59,6 +76,11 @@ def _compare() -> Any:
     body = tirx.For(at, _number(0), one.shape[0], tirx.ForKind.SERIAL, tirx.BufferStore(found, count, [_number(0)]))
     begin = tirx.BufferStore(found, _number(0), [_number(0)])
     return tirx.PrimFunc([one, other, found], tirx.SeqStmt([begin, body])).with_attr("global_symbol", COMPARE)
+
+
+def _call(name: str, *given: Any) -> Any:
+    """Of the C library's function."""
+    return tirx.Evaluate(tirx.call_extern("int32", name, *given))
 
 
 def _bytes(name: str) -> Any:

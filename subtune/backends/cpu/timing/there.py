@@ -7,6 +7,7 @@ message starts many calls (`lowering.ring`).
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD
+from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, RING, SPREAD
 from subtune.core.measurement import Comparison, Timing
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import GUARD_BYTES, Guarded
@@ -34,6 +35,8 @@ _KEPT_BYTES = 1 << 28
 """Of arguments that stay there, for kernels that take the same."""
 _LIBRARIES = 64
 """That stay loaded there."""
+_HANGS_S = 60
+"""A kernel that runs for longer is ended there."""
 _ON_ALL_CORES = 1
 """TVM's affinity mode: the fastest cores first."""
 
@@ -67,8 +70,9 @@ class There:
     """
 
     def __init__(self, remote: Remote, threads: int) -> None:
-        self._connection = Connection(remote, self._begin, self._forget)
+        self._connection = Connection(remote, self._forget)
         self._threads = threads
+        self._is_begun = False
         self._numbers = count()
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
@@ -137,14 +141,21 @@ class There:
         self, kernel: _Kernel, first: int, calls: int, copies: int, offsets: Any, arrays: Sequence[Any]
     ) -> float:
         timer = self._module(kernel.path).time_evaluator(RING, self._device, number=1, repeat=1)
-        return float(timer(first, calls, copies, offsets, *arrays).results[0])
+        begin = time.monotonic()
+        try:
+            return float(timer(first, calls, copies, _HANGS_S, offsets, *arrays).results[0])
+        except Exception as e:
+            if time.monotonic() - begin < _HANGS_S or self._connection.is_alive():
+                raise
+            self._connection.drop()
+            raise SessionExpired(f"it ran for more than {_HANGS_S} s") from e
 
     # -- what is there
 
     def _connected(self, work: Callable[[], _Found]) -> _Found:
         try:
             return work()
-        except ConnectionError:
+        except (ConnectionError, SessionExpired):
             raise
         except Exception as e:
             if "RPCSessionTimeoutError" in str(e):
@@ -155,10 +166,13 @@ class There:
             self._connection.drop()
             raise ConnectionError(f"the connection to {self._connection.remote} was lost: {e}") from e
 
-    def _begin(self, session: Any) -> None:
+    def _begin(self, session: Any, module: Any) -> None:
+        """Before anything runs: the threads are those of the process that goes on."""
+        module[BEGIN]()
         session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
 
     def _forget(self) -> None:
+        self._is_begun = False
         self._loaded.clear()
         self._kept.clear()
 
@@ -174,6 +188,9 @@ class There:
             session.upload(path, name)
             self._loaded[path] = session.load_module(name)
             session.remove(name)
+            if not self._is_begun:
+                self._begin(session, self._loaded[path])
+                self._is_begun = True
             if len(self._loaded) > _LIBRARIES:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(path)
