@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from subtune import backends, frontends
+from subtune import frontends
 from subtune.artifact import Artifact, load
 from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
@@ -23,6 +23,7 @@ from subtune.database import Database, opened
 from subtune.dynamic.driver import compile_dynamic
 from subtune.dynamic.in_place import check_cache
 from subtune.measure import LocalMeasurer, Measurer
+from subtune.measure.site import HERE, Site
 from subtune.options import Options
 from subtune.passes.denormals import hides_denormals
 from subtune.passes.run import Dump
@@ -31,7 +32,7 @@ from subtune.pipeline import Prepared, prepare
 from subtune.report.account import Tuning, account
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
-from subtune.runtime.remote import Remote, read_remote
+from subtune.sites import measured_on
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
 from subtune.tuning.records import Records
@@ -79,10 +80,10 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
-    device, remote, is_elsewhere = _device(options)
+    device, sites, is_elsewhere = _device(options)
     clock = Clock()
     with ExitStack() as until_chosen:
-        measurer = until_chosen.enter_context(_measurer(options, device, remote, is_elsewhere))
+        measurer = until_chosen.enter_context(_measurer(options, device, sites, is_elsewhere))
         with clock.stage("prepare"):
             dump = Dump(Path(options.dump)) if options.dump is not None else None
             forms = device.backend.forms(device.model)
@@ -133,13 +134,13 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
 
 @contextmanager
-def _measurer(options: Options, device: Device, remote: Remote | None, is_elsewhere: bool) -> Iterator[Measurer | None]:
+def _measurer(options: Options, device: Device, sites: Sequence[Site], is_elsewhere: bool) -> Iterator[Measurer | None]:
     """The caller's; or one whose processes start while the model is read, where there are cores for both."""
-    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or remote is not None)
+    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or sites != HERE)
     if options.measurer is not None or not is_needed:
         yield options.measurer
         return
-    with LocalMeasurer(remote=remote) as own:
+    with LocalMeasurer(sites=sites) as own:
         own.start(device)
         yield own
 
@@ -165,12 +166,10 @@ def _tuned(
     )
 
 
-def _device(options: Options) -> tuple[Device, Remote | None, bool]:
-    """What to compile for; where it is reached, if it is not here; and whether nothing can be measured on it. Says
-    before the work what cannot be verified."""
-    remote = read_remote(options.remote, options.insecure) if options.remote else None
-    about = (options.target, options.threads, options.device_file, options.numerics)
-    device = backends.device_at(remote, *about) if remote else backends.device_of(*about, is_measured=False)
+def _device(options: Options) -> tuple[Device, tuple[Site, ...], bool]:
+    """What to compile for; where kernels are measured; and whether they are nowhere. Says before the work what cannot
+    be verified."""
+    device, sites = measured_on(options)
     runs_elsewhere = bool(device.model.obstacle())
     stand_in = device.backend.stand_in(device) if runs_elsewhere else None
     if options.verify and stand_in is not None:
@@ -178,7 +177,7 @@ def _device(options: Options) -> tuple[Device, Remote | None, bool]:
             stand_in.backend.check(stand_in, is_measured=False)
         except TargetError as e:
             raise TargetError(f"{e}, to verify it here; compile with --no-verify") from e
-    return device, remote, runs_elsewhere and remote is None
+    return device, sites, runs_elsewhere and not options.remote
 
 
 def _verification(

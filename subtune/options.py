@@ -26,6 +26,8 @@ class Options:
     gets kernels that were measured there, if the database has them, and else those that are predicted the fastest."""
     threads: int | None = None
     """That the model runs on; None: all usable cores."""
+    devices: Sequence[int] = ()
+    """Numbers of this machine's GPUs, all of one kind, on which kernels are measured side by side; none: the first."""
     remote: str = ""
     """A device behind TVM's RPC, on which kernels are measured: host:port of its server, or host:port/key of a tracker
     that lends such devices. With `target="auto"` it is asked what it is."""

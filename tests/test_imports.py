@@ -37,6 +37,7 @@ ROOMS = (
     ("report",),
     ("options",),
     ("dynamic",),
+    ("sites",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),

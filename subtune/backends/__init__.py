@@ -14,7 +14,7 @@ from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
-from subtune.runtime.remote import Remote, facts_of
+from subtune.runtime.remote import Facts, Remote
 
 BACKENDS: tuple[Backend, ...] = (
     CPU,  # also asked for what no other one knows
@@ -82,18 +82,17 @@ def device_of(
 
 def device_at(
     remote: Remote,
+    facts: Facts,
     target: Any = "auto",
     threads: int | None = None,
     description: str | os.PathLike[str] | None = None,
     numerics: Numerics = PLAIN,
 ) -> Device:
-    """As `device_of`, of a machine behind TVM's RPC: it says itself what its processor is, and its caches.
+    """As `device_of`, of a machine behind TVM's RPC, which has said itself what its processor is, and its caches.
 
     Raises:
-        SubtuneError: it cannot be reached.
         TargetError: kernels cannot be built for it from here, or not be measured there.
     """
-    facts = facts_of(remote)
     device = described(facts.target if target == "auto" else target, threads, None, numerics)
     if not device.backend.measures_there:
         raise TargetError(f"target {device.model.name}: kernels for it are measured on this machine, not by --remote")

@@ -250,9 +250,9 @@ class Backend(ManyShapes, Elsewhere, ABC):
         """A device of this machine that runs the same PrimFuncs for the sake of their results; None: there is none."""
         return None
 
-    def accelerator(self) -> str:
-        """The name of the device of this kind that this machine has beside its processor; "" where it has none."""
-        return ""
+    def accelerators(self) -> tuple[str, ...]:
+        """The names of the devices of this kind that this machine has beside its processor, as they are numbered."""
+        return ()
 
     def facts(self, model: HardwareModel) -> Mapping[str, str]:
         """What follows from the fields of `model`, for people."""

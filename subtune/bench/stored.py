@@ -86,7 +86,7 @@ def _machine() -> str:
     from subtune.backends import BACKENDS
 
     parts = [_processor(), f"{usable_cores()} cores", f"{platform.system()} {platform.machine()}"]
-    return ", ".join([*parts, *filter(None, (backend.accelerator() for backend in BACKENDS))])
+    return ", ".join([*parts, *(backend.accelerators()[0] for backend in BACKENDS if backend.accelerators())])
 
 
 def _processor() -> str:

@@ -129,7 +129,7 @@ def device_of(settings: Settings) -> Device:
     """What the settings name; by default this machine's GPU, or its processor where it has none."""
     target = settings.option("target") or "auto"
     if target == "auto":
-        target = next((backend.kind for backend in backends.BACKENDS if backend.accelerator()), target)
+        target = next((backend.kind for backend in backends.BACKENDS if backend.accelerators()), target)
     return backends.device_of(target, settings.option("threads"), settings.option("device_file"), settings.numerics)
 
 

@@ -32,6 +32,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers: write 0,1")
+    return tuple(map(int, parts))
+
+
 def factor(text: str) -> float:
     """A number of at least 1."""
     try:
@@ -165,7 +173,11 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-tf32", action="store_true", help="on a GPU: float32 products may be rounded to tf32")
 
 
-def add_remote(parser: argparse.ArgumentParser) -> None:
+def add_sites(parser: argparse.ArgumentParser) -> None:
+    """Where kernels are measured."""
+    parser.add_argument(
+        "--devices", type=numbers, default=(), metavar="0,1", help="measure on these of this machine's GPUs at once"
+    )
     parser.add_argument(
         "--remote",
         default="",

@@ -34,7 +34,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the artifact (default: MODEL.subtune, here); of several models, the directory that theirs are put in",
     )
     arguments.add_tuning(parser)
-    arguments.add_remote(parser)
+    arguments.add_sites(parser)
     parser.add_argument(
         "--weights-limit",
         type=arguments.factor,
@@ -92,6 +92,7 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             trace=args.trace,
             progress=progress,
             dump=dump,
+            devices=args.devices,
             remote=args.remote,
             insecure=args.insecure,
             **arguments.parameters_of(args),

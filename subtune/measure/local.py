@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 
@@ -28,8 +29,8 @@ from subtune.measure.pool import Build, Builders, Runner
 from subtune.measure.process import Worker
 from subtune.measure.protocol import Measurer
 from subtune.measure.session import SCHEDULE, LocalSession, Settings
+from subtune.measure.site import HERE, Site
 from subtune.runtime.host import usable_cores
-from subtune.runtime.remote import Remote
 
 _MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
 _KEPT_BYTES = 1 << 30
@@ -49,7 +50,7 @@ class LocalMeasurer:
         memory_bytes: address space of each worker; default: half of the machine's memory. Not for a GPU, whose driver
             reserves more than the machine has.
         gpu_mode: what a kernel on a GPU finds in L2 when it is timed (`PrepareJob.mode`).
-        remote: the device on which kernels run; they are built here.
+        sites: the devices on which kernels run, of one kind; they are built here.
     """
 
     def __init__(
@@ -62,21 +63,33 @@ class LocalMeasurer:
         run_limit_s: float = 5.0,
         memory_bytes: int | None = None,
         gpu_mode: str = "rotating",
-        remote: Remote | None = None,
+        sites: Sequence[Site] = HERE,
     ) -> None:
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
         kept_bytes = min(_KEPT_BYTES, int(_KEPT_SHARE * self._memory_bytes))
-        self.settings = Settings(schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode, remote=remote)
+        self.settings = Settings(
+            schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode, is_remote=sites[0].remote is not None
+        )
+        self._sites = tuple(sites)
         self._count = builders or min(usable_cores(), _MAX_BUILDERS)
         self._servers: dict[str, ForkServer] = {}
         self._builders: dict[str, Builders] = {}
-        self._runners: dict[tuple[str, int], Runner] = {}
+        self._runners: dict[tuple[str, int], tuple[Runner, ...]] = {}
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
             self._kept = Path(tempfile.mkdtemp(dir=self._scratch.path))
         except OSError as e:
             raise _no_room(e) from e
+
+    @property
+    def sites(self) -> int:
+        """See `Measurer`."""
+        return len(self._sites)
+
+    def overlaps(self, device: Device) -> bool:
+        """See `Measurer`."""
+        return device.backend.measuring.overlaps or not self.settings.shares_cores
 
     def start(self, device: Device | HardwareModel) -> None:
         """Begin to start all processes; returns at once. Later calls find them warm."""
@@ -94,19 +107,19 @@ class LocalMeasurer:
         """As `Measurer.session`; perhaps with another `schedule`, whose kernels `scheduled` finds again, and with
         memory for `Library.rows_past_end`."""
         device = as_device(device)
-        workers = self._workers(device)
+        builders, runners = self._workers(device)
         directory = Path(tempfile.mkdtemp(dir=self._scratch.path))
         settings = replace(self.settings, rows_past_end=rows_past_end)
         if schedule:
             settings = replace(settings, schedule=schedule, kept=str(self._kept))
-        session = LocalSession(workload, device, workers, settings, directory, deadline)
+        session = LocalSession(workload, device, builders, runners, settings, directory, deadline)
         try:
             yield session
         except SubtuneError:
             raise
         except BaseException:
             # Ctrl-C, most likely: whoever still works does so for nobody.
-            workers[1].kill()
+            session.runner.kill()
             raise
         finally:
             session.close()
@@ -129,10 +142,20 @@ class LocalMeasurer:
         builders.wait(builds, math.inf, math.inf)
         return [build.outcome for build in builds]
 
+    def interrupt(self) -> None:
+        """See `Measurer`."""
+        for builders in self._builders.values():
+            builders.interrupt()
+        for runner in self._all_runners():
+            runner.interrupt()
+
+    def _all_runners(self) -> Iterator[Runner]:
+        return chain.from_iterable(self._runners.values())
+
     def close(self) -> None:
         for builders in self._builders.values():
             builders.close()
-        for runner in self._runners.values():
+        for runner in self._all_runners():
             runner.close()
         for server in self._servers.values():
             server.close()
@@ -146,17 +169,17 @@ class LocalMeasurer:
     ) -> None:
         self.close()
 
-    def _workers(self, device: Device) -> tuple[Builders, Runner]:
-        """Those that `device` needs; devices of a kind share builders, those of as many threads a runner."""
+    def _workers(self, device: Device) -> tuple[Builders, tuple[Runner, ...]]:
+        """Those that `device` needs; devices of a kind share builders, those of as many threads the sites' runners."""
         kind, threads, measuring = device.backend.kind, device.model.host.threads, device.backend.measuring
         try:
             if kind not in self._builders:
                 self._builders[kind] = self._make_builders(kind, measuring)
             if (kind, threads) not in self._runners:
-                launcher = self._launcher_of_runners(kind, threads, measuring)
-                self._runners[kind, threads] = Runner(lambda: Worker(launcher), measuring.has_spare_runner)
+                self._runners[kind, threads] = tuple(self._make_runner(site, device) for site in self._sites)
             self._builders[kind].start()
-            self._runners[kind, threads].start()
+            for runner in self._runners[kind, threads]:
+                runner.start()
         except OSError as e:
             raise _no_room(e) from e
         return self._builders[kind], self._runners[kind, threads]
@@ -169,10 +192,15 @@ class LocalMeasurer:
         count = int(measuring.builders_per_core * self._count)
         return Builders([Worker(server) for _ in range(count)], measuring.grace_s)
 
-    def _launcher_of_runners(self, kind: str, threads: int, measuring: Measuring) -> Launcher:
+    def _make_runner(self, site: Site, device: Device) -> Runner:
+        threads, measuring = device.model.host.threads, device.backend.measuring
+        launcher: Launcher
         if measuring.forks_runner:
-            return ForkedWithThreads(self._servers[kind], threads)
-        return Programs(_threads(threads), self._search_path, self._memory(measuring))
+            launcher = ForkedWithThreads(self._servers[device.backend.kind], threads)
+        else:
+            env = {**_threads(threads), **site.environment()}
+            launcher = Programs(env, self._search_path, self._memory(measuring))
+        return Runner(lambda: Worker(launcher), measuring.has_spare_runner, site)
 
     def _memory(self, measuring: Measuring) -> int:
         return self._memory_bytes if measuring.limits_memory else 0

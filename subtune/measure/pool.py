@@ -10,6 +10,7 @@ from typing import Any
 
 from subtune.measure.messages import BuildJob, Job, ScheduleJob
 from subtune.measure.process import Worker, first_finished
+from subtune.measure.site import HERE, Site
 
 _POLL_S = 0.05
 """How long a thread waits for its process before it looks whether anybody still wants the outcome."""
@@ -40,7 +41,7 @@ class Builders:
         self._changed = threading.Condition()
         self._busy = 0
         self._silences = 0
-        self._is_closed = False
+        self._is_closed = self._is_interrupted = False
 
     def start(self) -> None:
         """Begin to start the processes, once; returns at once."""
@@ -52,6 +53,12 @@ class Builders:
     def submit(self, builds: Sequence[Build]) -> None:
         with self._changed:
             self._queue += builds
+            self._changed.notify_all()
+
+    def interrupt(self) -> None:
+        """Whoever waits, in any thread, gets a KeyboardInterrupt."""
+        with self._changed:
+            self._is_interrupted = True
             self._changed.notify_all()
 
     def wait(self, builds: Sequence[Build], deadline: float, hard: float) -> None:
@@ -67,6 +74,8 @@ class Builders:
                 if now >= hard:
                     self._stop(builds)
                     break
+                if self._is_interrupted:
+                    raise KeyboardInterrupt
                 self._changed.wait(_POLL_S)
         for build in builds:
             if build.error is not None:
@@ -151,11 +160,13 @@ class Builders:
 
 
 class Runner:
-    """The process that checks and times; one that died is replaced by the spare one, if there is one."""
+    """The process that checks and times on a site; one that died is replaced by the spare one, if there is one."""
 
-    def __init__(self, make: Callable[[], Worker], has_spare: bool) -> None:
+    def __init__(self, make: Callable[[], Worker], has_spare: bool, site: Site = HERE[0]) -> None:
+        self.site = site
         self._worker = make()
         self._spare = make() if has_spare else None
+        self._is_interrupted = False
 
     def start(self) -> None:
         self._worker.start()
@@ -163,11 +174,19 @@ class Runner:
             self._spare.start()
 
     def call(self, job: Job, limit_s: float) -> Any:
-        """What the worker answers, or a `Failure` that says how it died."""
+        """What the worker answers, or a `Failure` that says how it died. Raises KeyboardInterrupt after `interrupt`."""
         if not self._worker.is_running and self._spare is not None:
             self._worker, self._spare = self._spare, self._worker
             self._spare.start()
-        return self._worker.call(job, limit_s)
+        answer = self._worker.call(job, limit_s)
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        return answer
+
+    def interrupt(self) -> None:
+        """From another thread: a call that is under way ends soon, and so does the worker."""
+        self._is_interrupted = True
+        self._worker.left_s = 0.0
 
     def kill(self) -> None:
         self._worker.kill()

@@ -1,6 +1,6 @@
 """What the search asks of whoever measures: build, check, time, compare with the default.
 
-A measurer of another machine, or of many, is another class with these methods. Sessions of many workloads may be open
+Sessions of many workloads may be open
 at once, and a search comes back to each as often as it likes.
 """
 
@@ -26,6 +26,10 @@ class Session(Protocol):
     Raises (all but `prefetch`):
         SubtuneError: the default schedule, with which all is compared, cannot be built or run.
     """
+
+    def move(self, site: int) -> None:
+        """Candidates are checked and timed on the site of this number from here on; on the first, if nobody says."""
+        ...
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Begin to build what `build` will be asked for, as soon as nothing more urgent waits; returns at once."""
@@ -62,6 +66,19 @@ class Session(Protocol):
 
 
 class Measurer(Protocol):
+    @property
+    def sites(self) -> int:
+        """How many devices there are of the kind, on each of which one thread may measure at a time."""
+        ...
+
+    def overlaps(self, device: Device) -> bool:
+        """Whether building takes nothing from what is timed."""
+        ...
+
+    def interrupt(self) -> None:
+        """Whatever other threads wait for here soon raises KeyboardInterrupt; later calls, too."""
+        ...
+
     def start(self, device: Device) -> None:
         """Begin to get ready for sessions on `device`; returns at once."""
         ...

@@ -23,18 +23,30 @@ class ReplayMeasurer:
     """
 
     def __init__(
-        self, outcomes: Mapping[Candidate, float | Failure], *, spread: float = 0.0, call_s: float = 0.0
+        self,
+        outcomes: Mapping[Candidate, float | Failure],
+        *,
+        spread: float = 0.0,
+        call_s: float = 0.0,
+        sites: int = 1,
     ) -> None:
         if not isinstance(outcomes.get(DEFAULT), float):
             raise ValueError("the table must give the default schedule a latency")
         self._outcomes = dict(outcomes)
         self._spread = spread
         self._call_s = call_s
+        self.sites = sites
         self.log: list[tuple[str, Candidate]] = []
         self.workloads: list[str] = []
 
     def start(self, device: Device) -> None:
         """There is nothing to start."""
+
+    def overlaps(self, device: Device) -> bool:
+        return device.backend.measuring.overlaps
+
+    def interrupt(self) -> None:
+        """Nobody waits for long."""
 
     @contextmanager
     def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[ReplaySession]:
@@ -58,6 +70,9 @@ class ReplaySession:
         self._spread = spread
         self._call_s = call_s
         self._built: dict[Candidate, Built | Failure] = {}
+
+    def move(self, site: int) -> None:
+        """All have the same table."""
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """A table needs no time."""

@@ -6,26 +6,29 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.measuring import Bench
 from subtune.measure.build import load_workload
 from subtune.measure.messages import CheckJob, Prepared, PrepareJob, RunJob, TimeJob, Unprepared
-from subtune.runtime.remote import SessionExpired
+from subtune.runtime.remote import LostInCall, SessionExpired
 
 _REASON_CHARS = 500
-_CONNECTIONS = 3
-"""To another machine, that one job may take."""
+_CALLS, _CONNECTIONS = 3, 30
+"""To another machine, that one job may take: where they are lost while a kernel runs, and in all."""
 _PREPARED: dict[str, Bench] = {}
 """The sessions this process holds ready, the one that was used last at the end."""
 
 
 def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:
-    """A connection that is lost is made again; a kernel behind which it is lost each time has crashed there."""
-    lost = ""
+    """A connection that is lost is made again; a kernel that runs each time when it is lost has crashed there."""
+    calls = 0
     for _ in range(_CONNECTIONS):
         try:
             return _handled(job)
         except SessionExpired as e:
             return Failure(FailureKind.TIMEOUT, str(e))
         except ConnectionError as e:
-            lost = str(e)
-    return Failure(FailureKind.CRASH, f"{lost[-_REASON_CHARS:]}; {_CONNECTIONS} times in a row")
+            lost = str(e)[-_REASON_CHARS:]
+            calls += isinstance(e, LostInCall)
+        if calls == _CALLS:
+            return Failure(FailureKind.CRASH, f"{lost}; {_CALLS} times")
+    return Failure(FailureKind.LAUNCH, f"{lost}; {_CONNECTIONS} times")
 
 
 def _handled(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Comparison | Failure:

@@ -31,7 +31,7 @@ from subtune.measure.messages import (
     Unprepared,
 )
 from subtune.measure.pool import Build, Builders, Runner
-from subtune.runtime.remote import SESSION_S, Remote
+from subtune.runtime.remote import SESSION_S
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +51,13 @@ class Settings:
     run_limit_s: float
     kept_bytes: int
     gpu_mode: str
+    is_remote: bool = False
+    """Kernels are sent to where they run."""
+    shares_cores: bool = True
+    """As `Site.shares_cores`."""
     rows_past_end: int = 0
     kept: str = ""
     """As `BuildJob.kept`."""
-    remote: Remote | None = None
 
 
 class LocalSession:
@@ -64,7 +67,8 @@ class LocalSession:
         self,
         workload: Workload,
         device: Device,
-        workers: tuple[Builders, Runner],
+        builders: Builders,
+        runners: Sequence[Runner],
         settings: Settings,
         directory: Path,
         deadline: float,
@@ -72,7 +76,7 @@ class LocalSession:
         self._workload = workload
         self._text = workload.to_json()
         self._device, self._measuring = device, device.backend.measuring
-        self._builders, self._runner = workers
+        self._builders, self._runners, self.runner = builders, runners, runners[0]
         self._settings = settings
         self._directory = directory
         self.deadline = deadline
@@ -83,6 +87,10 @@ class LocalSession:
         self._default_s = 0.0
         self._is_whole = True
         """Of the reference outputs: those of some input sets may have been left for later."""
+
+    def move(self, site: int) -> None:
+        """See `Session`."""
+        self.runner = self._runners[site]
 
     def close(self) -> None:
         self._builders.drop(list(self._builds.values()))
@@ -142,8 +150,7 @@ class LocalSession:
         is_optional = candidate != DEFAULT and not is_reference
         schedule, kept = (SCHEDULE, "") if is_reference else (self._settings.schedule, self._settings.kept)
         of_workload = (self._text, self._workload.num_outputs, self._device)
-        is_remote = self._settings.remote is not None
-        return BuildJob(*of_workload, candidate, schedule, stem, is_optional, kept, is_remote)
+        return BuildJob(*of_workload, candidate, schedule, stem, is_optional, kept, self._settings.is_remote)
 
     def library(self, candidate: Candidate) -> Library:
         """Of a candidate that was built here, or lent."""
@@ -180,7 +187,8 @@ class LocalSession:
     def silence(self) -> contextlib.AbstractContextManager[None]:
         """What is timed has the cores for itself, where building takes some of them; also between looks that follow
         one another. What these need has to be built."""
-        return contextlib.nullcontext() if self._measuring.overlaps else self._builders.silence()
+        is_quiet = self._measuring.overlaps or not self._settings.shares_cores
+        return contextlib.nullcontext() if is_quiet else self._builders.silence()
 
     def _run(self, candidate: Candidate, job: RunJob, seconds: float) -> Any:
         most = self._measuring.max_crashes
@@ -206,7 +214,7 @@ class LocalSession:
 
     def _call(self, job: RunJob, seconds: float) -> Any:
         with contextlib.nullcontext() if isinstance(job, CheckJob) else self.silence():
-            return self._runner.call(job, self._limit(seconds))
+            return self.runner.call(job, self._limit(seconds))
 
     def _prepare(self, patience_s: float) -> Failure | None:
         """Let the runner make the reference of this workload, or more of it.
@@ -233,9 +241,9 @@ class LocalSession:
             self._settings.kept_bytes,
             patience_s,
             self._settings.rows_past_end,
-            self._settings.remote,
+            self.runner.site.remote,
         )
-        answer: Prepared | Failure = self._runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
+        answer: Prepared | Failure = self.runner.call(job, self._until_deadline(_REFERENCE_LIMIT_S))
         if isinstance(answer, Failure):
             if time.monotonic() >= self.deadline:
                 return answer
@@ -262,7 +270,7 @@ class LocalSession:
 
         Of another machine more: its server ends what hangs there, and dies itself where the runner is killed before.
         """
-        if self._settings.remote is not None:
+        if self._settings.is_remote:
             return limit_s + _MORE_OF_REMOTE_S
         return max(_LEAST_LIMIT_S, min(limit_s, self.deadline - time.monotonic()))
 

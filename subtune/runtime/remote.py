@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from subtune.core.errors import SubtuneError, TargetError
@@ -23,8 +24,10 @@ _AGE_S = 120.0
 """A session that is older is exchanged for a new one before a job."""
 _PATIENCE_S, _PAUSE_S = 90.0, 1.0
 """How long a device may be away, as it starts again, and between two tries."""
+_ANSWERS_S = 10.0
 _CACHES = "/sys/devices/system/cpu/cpu0/cache"
 """TVM's server hands out files by their names."""
+_NUMBER = "/etc/machine-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,10 @@ def read_remote(text: str, insecure: bool = False) -> Remote:
 
 class SessionExpired(TimeoutError):
     """The server has ended a session, as something in it hung."""
+
+
+class LostInCall(ConnectionError):
+    """The connection was lost while a kernel ran: it may have ended its process."""
 
 
 class Connection:
@@ -128,10 +135,12 @@ class Facts:
     Attributes:
         target: `mcpu`, `mtriple` and `num-cores`, the threads of the server's pool.
         caches: bytes by their names (`runtime.host.caches`), as far as they are known.
+        is_here: it is this machine.
     """
 
     target: dict[str, Any]
     caches: dict[str, Any]
+    is_here: bool
 
     @property
     def threads(self) -> int:
@@ -163,11 +172,41 @@ def _facts(session: Any) -> Facts:
 
     def read(path: str) -> str:
         try:
-            return bytes(session.download(f"{_CACHES}/{path}")).decode("ascii", "replace").rstrip("\0")
+            return bytes(session.download(path)).decode("ascii", "replace").rstrip("\0")
         except Exception as e:  # another system, or one that hides it
             raise OSError(str(e)) from e
 
-    return Facts({"mcpu": name, "mtriple": triple, "num-cores": threads}, caches_by(read, threads))
+    caches = caches_by(lambda path: read(f"{_CACHES}/{path}"), threads)
+    return Facts({"mcpu": name, "mtriple": triple, "num-cores": threads}, caches, _is_here(read))
+
+
+def _is_here(read: Callable[[str], str]) -> bool:
+    """Containers of one image have one number: then builds rest in vain while something is timed."""
+    try:
+        return read(_NUMBER) == Path(_NUMBER).read_text()
+    except OSError:
+        return False
+
+
+def devices_of(remote: Remote) -> int:
+    """How many the tracker has to lend now, of that key: at least one, for which others may be waited for.
+
+    Raises:
+        SubtuneError: the tracker cannot be reached, or knows no device of that key.
+    """
+    if not remote.key:
+        return 1
+    from tvm import rpc
+
+    try:
+        socket.create_connection((remote.host, remote.port), _ANSWERS_S).close()  # TVM tries for a minute
+        said = rpc.connect_tracker(remote.host, remote.port).summary()
+    except Exception as e:
+        raise SubtuneError(f"{remote} cannot be reached: {e}") from e
+    if not any(server["key"] == f"server:{remote.key}" for server in said["server_info"]):
+        known = ", ".join(sorted({server["key"].partition(":")[2] for server in said["server_info"]})) or "none"
+        raise SubtuneError(f"the tracker at {remote.host}:{remote.port} has no {remote.key!r}; it has: {known}")
+    return max(1, int(said["queue_info"].get(remote.key, {}).get("free", 0)))
 
 
 def close(session: Any) -> None:

@@ -5,9 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from subtune.backends.base import Device
 from subtune.core.workload import Workload
+
+
+class Tunable(Protocol):
+    """What `tune` needs to know of a subgraph."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    @property
+    def uses(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """A workload without its subgraph, and how often a model calls it."""
+
+    workload: Workload
+    uses: int = 1
 
 
 class Step(IntEnum):

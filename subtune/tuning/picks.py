@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.measurement import Built, Comparison, Failure, Timing
+from subtune.core.errors import SubtuneError
+from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
+from subtune.core.workload import Workload
 
 _NEARLY = 1.05
 """So much slower a kernel may be whose packed weights are smaller by what does not stay in L3: others want memory."""
@@ -59,3 +62,12 @@ def with_least(seen: Comparison, earlier: Timing | Failure | None) -> Comparison
     if not isinstance(earlier, Timing):
         return seen
     return replace(seen, timing=replace(seen.timing, min_s=min(seen.timing.min_s, earlier.min_s)))
+
+
+def is_cut_off(seen: Comparison | Failure, deadline: float) -> bool:
+    """Time was up, which says nothing about the candidate: noted as its failure, it would never be tried again."""
+    return isinstance(seen, Failure) and seen.kind == FailureKind.TIMEOUT and time.monotonic() >= deadline
+
+
+def no_default(workload: Workload, failure: Failure, what: str) -> SubtuneError:
+    return SubtuneError(f"the default schedule of workload {workload.key} {what} ({failure.kind}): {failure.message}")

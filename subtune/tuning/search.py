@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
@@ -23,7 +22,8 @@ from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
-from subtune.tuning.job import Job, Step
+from subtune.tuning.crew import Crew
+from subtune.tuning.job import Job, Single, Step, Tunable
 from subtune.tuning.order import bound_s, may_join, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import Seen
@@ -46,24 +46,6 @@ class Search:
     """Wall-clock seconds from the call on; None: none but the candidates' own."""
     candidates: Policy = policy
     """Gives the candidates, best first."""
-
-
-class Tunable(Protocol):
-    """What `tune` needs to know of a subgraph."""
-
-    @property
-    def workload(self) -> Workload: ...
-
-    @property
-    def uses(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Single:
-    """A workload without its subgraph, and how often a model calls it."""
-
-    workload: Workload
-    uses: int = 1
 
 
 def tune_subgraph(
@@ -143,7 +125,7 @@ class _Tuning:
     ) -> None:
         self._device, self._search, self._database, self._worth = device, search, database, worth
         self._progress = progress
-        self._overlaps = device.backend.measuring.overlaps
+        self._overlaps = False
         self._begin = time.monotonic()
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
         self._records = Records()
@@ -176,6 +158,7 @@ class _Tuning:
             try:
                 with given_or_local(measurer) as used:
                     used.start(self._device)
+                    self._overlaps = used.overlaps(self._device)
                     first, beside, after = parts
                     if not self._is_hurried:
                         others = [*beside, *after]  # built while the last of the first are timed, if that can be
@@ -219,10 +202,9 @@ class _Tuning:
         Args:
             joining: what others may outrun, which waits for `jobs` (`order.may_join`).
         """
-        own = {job.workload.key for job in jobs}
         with ExitStack() as sessions:
             searches: list[WorkloadSearch] = []
-            self._searches = searches
+            self._searches, self._own = searches, {job.workload.key for job in jobs}
             for job in jobs:
                 if found := self._begun(job, measurer, sessions):
                     searches.append(found)
@@ -230,22 +212,39 @@ class _Tuning:
                         found.prefetch_second()  # builders are many, and wait while candidates are enumerated
             for search in second_builds(searches) if self._overlaps and self._is_hurried else ():
                 search.prefetch_second()  # behind the first ones of all: few workloads leave most builders idle
-            while True:
+
+            def turn_on(site: int) -> list[WorkloadSearch]:
+                nonlocal joining
+                self._drop_outrun()
                 if joining and may_join(searches, self._is_hurried):
                     wanted = self._worthwhile([job.workload.key for job in joining])
                     self._done += sum(job.workload.key not in wanted for job in joining)
                     hopeful = [job for job in joining if job.workload.key in wanted]
-                    searches += [found for job in hopeful if (found := self._begun(job, measurer, sessions))]
+                    searches.extend(found for job in hopeful if (found := self._begun(job, measurer, sessions)))
                     joining = ()
-                turn = next_turn(searches, self._is_hurried, self._overlaps)
-                if not turn or time.monotonic() >= self._deadline:
-                    break
-                self._take(turn, searches, self._is_hurried)
-                joined = [search for search in searches if search.job.workload.key not in own]
-                wanted = self._worthwhile([search.job.workload.key for search in joined])
-                for search in [search for search in joined if search.job.workload.key not in wanted]:
-                    searches.remove(search)
-                    self._done += 1
+                return self._turn(searches, site, measurer.sites) if time.monotonic() < self._deadline else []
+
+            self._crew = Crew(measurer.sites, turn_on, self._take, measurer.interrupt)
+            self._crew.run()
+
+    def _turn(self, searches: Sequence[WorkloadSearch], site: int, sites: int) -> list[WorkloadSearch]:
+        """What is next on a device, of what has not begun on another one."""
+        if sites == 1:
+            return next_turn(searches, self._is_hurried, self._overlaps)
+        free = [one for one in searches if not one.is_taken and one.site in (None, site)]
+        turn = next_turn(free, self._is_hurried, self._overlaps)
+        if any(search.site is None for search in turn):  # the others want some, too
+            turn = turn[:: min(sites, len(turn))]
+        for search in turn:
+            search.take(site)
+        return turn
+
+    def _drop_outrun(self) -> None:
+        joined = [search for search in self._searches if search.job.workload.key not in self._own]
+        wanted = self._worthwhile([search.job.workload.key for search in joined])
+        for search in [search for search in joined if search.job.workload.key not in wanted and not search.is_taken]:
+            self._searches.remove(search)
+            self._done += 1
 
     def _worthwhile(self, keys: Sequence[str]) -> Set[str]:
         if self._worth is None or not keys:
@@ -270,7 +269,7 @@ class _Tuning:
         search.prefetch()  # builders are busy while the others' candidates are enumerated
         return search
 
-    def _take(self, turn: Sequence[WorkloadSearch], searches: list[WorkloadSearch], is_hurried: bool) -> None:
+    def _take(self, turn: Sequence[WorkloadSearch], _: int) -> None:
         """One step of each: all are built, with checks beside the builds, and then all are timed.
 
         Where timing leaves the cores free, others are built meanwhile: what is certain to be built next.
@@ -279,56 +278,67 @@ class _Tuning:
         for search in turn:
             search.prefetch()
             search.turns += 1
-        self._build_ahead([search for search in searches if search not in turn], is_hurried)
+        self._build_ahead(lambda search: search not in turn)
         for place, search in enumerate(turn):
-            self._guarded(search, searches, lambda one: one.build(deadline))
-            if not is_hurried or place == len(turn) - 1:
-                self._build_ahead([one for one in searches if one.is_sure and one.portion()], is_hurried)
+            self._guarded(search, lambda one: one.build(deadline))
+            if not self._is_hurried or place == len(turn) - 1:
+                self._build_ahead(lambda one: one.is_sure and bool(one.portion()))
         for search in sorted(turn, key=lambda one: one.owes_check):  # what takes longest is last
-            self._guarded(search, searches, lambda one: one.measure(deadline, deadline))
+            self._guarded(search, lambda one: one.measure(deadline, deadline))
+        for search in turn:
+            search.is_taken = False
 
-    def _build_ahead(self, searches: Sequence[WorkloadSearch], is_hurried: bool) -> None:
-        for search in next_builds(searches, is_hurried) if self._overlaps else ():
-            search.prefetch()
-
-    def _guarded(
-        self, search: WorkloadSearch, searches: list[WorkloadSearch], step: Callable[[WorkloadSearch], None]
-    ) -> None:
-        if search not in searches or time.monotonic() >= self._deadline:
+    def _build_ahead(self, suits: Callable[[WorkloadSearch], bool]) -> None:
+        if not self._overlaps:
             return
+        with self._crew.lock:
+            searches = [one for one in self._searches if not one.is_taken and suits(one)]
+            for search in next_builds(searches, self._is_hurried):
+                search.prefetch()
+
+    def _guarded(self, search: WorkloadSearch, step: Callable[[WorkloadSearch], None]) -> None:
+        with self._crew.lock:
+            if search not in self._searches or time.monotonic() >= self._deadline:
+                return
+        failure: SubtuneError | None = None
         try:
             step(search)
         except SubtuneError as e:
-            searches.remove(search)
-            self._fail(search.job, e)
-        self._records.outcomes[search.job.workload.key] = search.outcomes
-        if search.record:
-            self._records[search.job.workload.key] = search.record
-        if search.step == Step.DONE and search in searches:
-            searches.remove(search)
-            self._done += 1
+            failure = e
+        with self._crew.lock:
+            if failure is not None:
+                self._searches.remove(search)
+                self._fail(search.job, failure)
+            self._records.outcomes[search.job.workload.key] = search.outcomes
+            if search.record:
+                self._records[search.job.workload.key] = search.record
+            if search.step == Step.DONE and search in self._searches:
+                self._searches.remove(search)
+                self._done += 1
 
     def _fail(self, job: Job, error: SubtuneError) -> None:
         _log.warning("workload %s keeps its default schedule: %s", job.workload.key, error)
         self._records.failures[job.workload.key] = str(error)
 
     def _tell(self, search: WorkloadSearch) -> None:
+        with self._crew.lock:
+            self._progress(self._stand(search))
+
+    def _stand(self, search: WorkloadSearch) -> Progress:
         now = time.monotonic()
         tried = sum(one.tried / max(1, one.candidates) for one in self._searches if one.step != Step.DONE)
         share = min(1.0, (self._done + tried) / max(1, self._total))
         # Before anything is known of the pace, only the budget bounds the time to go.
         eta_s = (now - self._begin) * (1 - share) / share if share else math.inf
-        self._progress(
-            Progress(
-                search.job.workload.key,
-                self._done,
-                self._total,
-                search.tried,
-                search.candidates,
-                search.best_s,
-                max(0.0, min(eta_s, self._deadline - now)),
-                share,
-            )
+        return Progress(
+            search.job.workload.key,
+            self._done,
+            self._total,
+            search.tried,
+            search.candidates,
+            search.best_s,
+            max(0.0, min(eta_s, self._deadline - now)),
+            share,
         )
 
 

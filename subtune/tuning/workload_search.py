@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Measurement, Timing
 from subtune.core.record import CALLS, PAIRS, Record
-from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Session, halve
 from subtune.measure.clock import FEW_CALLS_NOISE
@@ -19,7 +17,7 @@ from subtune.measure.halving import FULL_S, GIVE_UP, LOOK_S, ranked
 from subtune.runtime.host import usable_cores
 from subtune.tuning.duels import duelled
 from subtune.tuning.job import Job, Step
-from subtune.tuning.picks import clearly_fastest, is_faster, light_first, with_least
+from subtune.tuning.picks import clearly_fastest, is_cut_off, is_faster, light_first, no_default, with_least
 from subtune.tuning.proposals import Proposals
 from subtune.tuning.waves import TWO_WAVES, hopeful, in_turn, later_wave, unconditional
 
@@ -49,6 +47,9 @@ class WorkloadSearch:
     ) -> None:
         self.job = job
         self.step, self.turns = Step.FIRST, 0
+        self.site: int | None = None
+        self.is_taken = False
+        """It has its turn, on `site`, and is another thread's."""
         self.record: Record | None = None
         self.candidates = len(proposals.all)
         self.outcomes: dict[Candidate, Timing | Failure] = dict(proposals.known)
@@ -60,7 +61,7 @@ class WorkloadSearch:
         is_one_wave = len(fresh) < TWO_WAVES
         overlaps = job.device.backend.measuring.overlaps
         self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, every_family=overlaps)
-        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), usable_cores(), overlaps)
+        self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), job.device.model.host.threads, overlaps)
         self._later = later_wave(len(fresh), overlaps)
         self._built: dict[Candidate, Built] = {}
         self._rough: tuple[Candidate, Comparison] | None = None
@@ -109,6 +110,12 @@ class WorkloadSearch:
         return self._waiting[begin : begin + count]
 
     # -- steps
+
+    def take(self, site: int) -> None:
+        """Its turn begins on that device, where it stays."""
+        if self.site is None:
+            self._session.move(site)
+        self.site, self.is_taken = site, True
 
     def prefetch(self) -> None:
         self._session.prefetch(self.portion())
@@ -188,7 +195,7 @@ class WorkloadSearch:
 
     def _compare_first(self, candidate: Candidate, deadline: float) -> None:
         seen = self._session.compare(candidate, FULL_S)
-        if _is_cut_off(seen, deadline):
+        if is_cut_off(seen, deadline):
             return
         if isinstance(seen, Failure):
             self._note(candidate, seen)
@@ -247,7 +254,7 @@ class WorkloadSearch:
             if isinstance(timed_default, Failure):
                 if time.monotonic() >= hard:
                     return
-                raise _no_default(self.job.workload, timed_default, "fails")
+                raise no_default(self.job.workload, timed_default, "fails")
             default = timed_default
         self._keep_default(default, PAIRS, is_complete)
 
@@ -263,7 +270,7 @@ class WorkloadSearch:
             if isinstance(attempt, Built):
                 self._built[candidate] = attempt
             elif candidate == DEFAULT:
-                raise _no_default(self.job.workload, attempt, "cannot be built")
+                raise no_default(self.job.workload, attempt, "cannot be built")
             else:
                 self._note(candidate, attempt)
         self._tell(self)
@@ -274,7 +281,7 @@ class WorkloadSearch:
 
     def _check(self, candidate: Candidate, deadline: float, patience_s: float = math.inf) -> Comparison | None:
         seen = self._session.check(candidate, patience_s)
-        if _is_cut_off(seen, deadline):
+        if is_cut_off(seen, deadline):
             return None
         if isinstance(seen, Failure):
             self._note(candidate, seen)
@@ -339,12 +346,3 @@ class WorkloadSearch:
         ]
         self._database.add_measurements(self.job.workload, self.job.device.scope(), measurements)
         self._unsaved.clear()
-
-
-def _is_cut_off(seen: Comparison | Failure, deadline: float) -> bool:
-    """Time was up, which says nothing about the candidate: noted as its failure, it would never be tried again."""
-    return isinstance(seen, Failure) and seen.kind == FailureKind.TIMEOUT and time.monotonic() >= deadline
-
-
-def _no_default(workload: Workload, failure: Failure, what: str) -> SubtuneError:
-    return SubtuneError(f"the default schedule of workload {workload.key} {what} ({failure.kind}): {failure.message}")

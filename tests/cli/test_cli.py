@@ -103,6 +103,7 @@ def test_not_a_duration(text):
         (["compile", "m.onnx", "--regret", "much"], "'much' is no share: write 5% or 0.05"),
         (["compile", "m.onnx", "--regret", "nan"], "'nan' is no share"),
         (["compile", "m.onnx", "--threads", "0"], "'0' is not a whole number above zero"),
+        (["compile", "m.onnx", "--devices", "0,a"], "'0,a' are no numbers: write 0,1"),
         (["run", "a", "--input", "x"], "'x' is not of the form NAME=VALUE"),
     ],
 )
@@ -127,7 +128,7 @@ class TestCompile:
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
             options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4 --trace"
-            options += " --remote board:9090 --insecure"
+            options += " --remote board:9090 --insecure --devices 0,1"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -148,6 +149,7 @@ class TestCompile:
             "threads": 1,
             "database": "f.db",
             "device_file": "d.json",
+            "devices": (0, 1),
             "remote": "board:9090",
             "insecure": True,
             "verify": False,

@@ -65,7 +65,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in ("tuning.search", "tuning.workload_search", "measure.halving", "measure.replay"):
+    for module in ("tuning.search", "tuning.workload_search", "tuning.picks", "measure.halving", "measure.replay"):
         monkeypatch.setattr(f"subtune.{module}.time", made)
     return made
 

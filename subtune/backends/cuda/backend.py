@@ -118,11 +118,11 @@ class CUDABackend(Backend):
             packed_block=32,
         )  # fmt: skip
 
-    def accelerator(self) -> str:
-        from subtune.backends.cuda.driver import driver_device
+    def accelerators(self) -> tuple[str, ...]:
+        from subtune.backends.cuda.driver import driver_devices
 
-        here = driver_device()
-        return "" if isinstance(here, str) else here.name
+        here = driver_devices()
+        return () if isinstance(here, str) else tuple(one.name for one in here)
 
     def facts(self, model: HardwareModel) -> Mapping[str, str]:
         assert isinstance(model, CUDAModel)

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of the GPU that is here: read through `libcuda`, without a context and without TVM."""
+"""What the CUDA driver says of the GPUs that are here: read through `libcuda`, without a context and without TVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True)
 class DriverDevice:
-    """The first visible GPU. Sizes in bytes, clocks in kHz (0 where the driver does not tell)."""
+    """A visible GPU. Sizes in bytes, clocks in kHz (0 where the driver does not tell)."""
 
     name: str
     total_bytes: int
@@ -64,18 +64,31 @@ def driver_library() -> ctypes.CDLL | None:
 
 
 @cache
-def driver_device() -> DriverDevice | str:
-    """The first GPU that the driver shows (`CUDA_VISIBLE_DEVICES` is obeyed), or why there is none, as a clause."""
+def driver_devices() -> tuple[DriverDevice, ...] | str:
+    """The GPUs that the driver shows (`CUDA_VISIBLE_DEVICES` is obeyed), or why there is none, as a clause."""
     library = driver_library()
     if library is None:
         return "this machine has no CUDA driver"
     if code := library.cuInit(0):
         return f"the CUDA driver finds no usable GPU (cuInit returned {code})"
-    count, device, version = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    count = ctypes.c_int()
     if library.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
         return "the CUDA driver shows no GPU"
-    if code := library.cuDeviceGet(ctypes.byref(device), 0):
-        return f"the CUDA driver refuses its first GPU (cuDeviceGet returned {code})"
+    found = [_read(library, number) for number in range(count.value)]
+    refused = [one for one in found if isinstance(one, str)]
+    return refused[0] if refused else tuple(one for one in found if not isinstance(one, str))
+
+
+def driver_device() -> DriverDevice | str:
+    """The first GPU, or why there is none, as a clause."""
+    found = driver_devices()
+    return found if isinstance(found, str) else found[0]
+
+
+def _read(library: ctypes.CDLL, number: int) -> DriverDevice | str:
+    device, version = ctypes.c_int(), ctypes.c_int()
+    if code := library.cuDeviceGet(ctypes.byref(device), number):
+        return f"the CUDA driver refuses GPU {number} (cuDeviceGet returned {code})"
     library.cuDriverGetVersion(ctypes.byref(version))
     text = ctypes.create_string_buffer(256)
     library.cuDeviceGetName(text, 256, device)

@@ -1,9 +1,10 @@
 """A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
 
-    begin()                                              once in a session: see `_begin`
-    spread(source, array, copies)                        array = source, source, …
-    compare(one, other, found)                           found[0] = how many bytes of the two differ
-    ring(first, calls, sets, seconds, offsets, a, b, …)  for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
+    begin()                         once in a session: see `_begin`
+    spread(source, array, copies)   array = source, source, …
+    compare(one, other, found)      found[0] = how many bytes of the two differ
+    ring(first, calls, sets, seconds, offsets, a, b, …)
+                                    for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
 
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
 many `seconds` the process is ended.

@@ -23,7 +23,7 @@ from subtune.core.measurement import Comparison, Timing
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import GUARD_BYTES, Guarded
 from subtune.measure.messages import Library
-from subtune.runtime.remote import SESSION_S, Connection, Remote, SessionExpired
+from subtune.runtime.remote import SESSION_S, Connection, LostInCall, Remote, SessionExpired
 
 _Found = TypeVar("_Found")
 
@@ -37,6 +37,7 @@ _LIBRARIES = 64
 """That stay loaded there."""
 _HANGS_S = 60
 """A kernel that runs for longer is ended there."""
+_RPC_EXPIRED = "RPCSessionTimeoutError"
 _ON_ALL_CORES = 1
 """TVM's affinity mode: the fastest cores first."""
 
@@ -145,10 +146,12 @@ class There:
         try:
             return float(timer(first, calls, copies, _HANGS_S, offsets, *arrays).results[0])
         except Exception as e:
-            if time.monotonic() - begin < _HANGS_S or self._connection.is_alive():
+            if _RPC_EXPIRED in str(e) or self._connection.is_alive():
                 raise
             self._connection.drop()
-            raise SessionExpired(f"it ran for more than {_HANGS_S} s") from e
+            if time.monotonic() - begin >= _HANGS_S:
+                raise SessionExpired(f"it ran for more than {_HANGS_S} s") from e
+            raise LostInCall(f"the connection to {self._connection.remote} was lost while it ran: {e}") from e
 
     # -- what is there
 
@@ -158,7 +161,7 @@ class There:
         except (ConnectionError, SessionExpired):
             raise
         except Exception as e:
-            if "RPCSessionTimeoutError" in str(e):
+            if _RPC_EXPIRED in str(e):
                 self._connection.drop()
                 raise SessionExpired(f"it ran for more than {SESSION_S} s") from e
             if self._connection.is_alive():

@@ -1,0 +1,84 @@
+"""A tracker that lends devices, several at once; and a network that is cut while they are measured on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from subtune import load
+from subtune.core.errors import SubtuneError
+from subtune.driver import compile_model
+from subtune.models import reduced
+from subtune.runtime.remote import Remote, devices_of
+from tests.measure.rpc_server import rpc_server, tracker, unsteady_network
+
+DEVICES = 2
+KEY = "board"
+
+
+@pytest.fixture(scope="module")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Remote, list[Path]]]:
+    """A tracker with devices of one key, and what each of them prints."""
+    folder = tmp_path_factory.mktemp("tracker")
+    with ExitStack() as served:
+        port = served.enter_context(tracker(folder / "tracker.txt"))
+        logs = [folder / f"{number}.txt" for number in range(DEVICES)]
+        for log in logs:
+            served.enter_context(rpc_server(log, 1, ["--tracker", f"127.0.0.1:{port}", "--key", KEY]))
+        remote = Remote("127.0.0.1", port, KEY)
+        while not is_registered(remote):
+            time.sleep(0.05)
+        yield remote, logs
+
+
+def is_registered(remote: Remote) -> bool:
+    try:
+        return devices_of(remote) == DEVICES
+    except SubtuneError:
+        return False
+
+
+def test_a_tracker_says_what_it_has(lent):
+    remote, _ = lent
+    assert devices_of(remote) == DEVICES
+    assert devices_of(Remote("127.0.0.1", 1)) == 1, "a server is one, and is not asked"
+    with pytest.raises(SubtuneError, match="has no 'phone'; it has: board"):
+        devices_of(Remote(remote.host, remote.port, "phone"))
+    with pytest.raises(SubtuneError, match="cannot be reached"):
+        devices_of(Remote("127.0.0.1", 1, KEY))
+
+
+def test_all_devices_of_a_key_measure(lent, tmp_path):
+    remote, logs = lent
+    before = [log.read_text().count("connected from") for log in logs]
+    database = tmp_path / "t.db"
+    report = compile_model(
+        reduced("squeezenet"), tmp_path / "m.subtune", remote=str(remote), threads=1, topk=2, database=database
+    )
+    assert report.verified
+    assert not report.failures
+    assert all(row.tuned_s > 0 for row in report.rows)
+    assert all(log.read_text().count("connected from") > count for log, count in zip(logs, before, strict=True))
+
+
+def test_a_network_that_is_cut_loses_nothing(tmp_path):
+    """At ten moments, whatever is under way."""
+    log = tmp_path / "network.txt"
+    with rpc_server(tmp_path / "log.txt", 1) as server, unsteady_network(server, log, cuts=10, seed=7) as port:
+        report = compile_model(
+            reduced("mlp"),
+            tmp_path / "m.subtune",
+            remote=f"127.0.0.1:{port}",
+            threads=1,
+            topk=4,
+            database=tmp_path / "t.db",
+        )
+    assert log.read_text().count("cut after") >= 3
+    assert report.verified
+    assert not report.failures
+    assert all(row.tuned_s > 0 for row in report.rows)
+    assert load(report.path).inputs
