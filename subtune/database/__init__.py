@@ -5,6 +5,7 @@
 
 from subtune.database.exchange import MetaScheduleWriter, export_metaschedule, import_metaschedule
 from subtune.database.opened import opened
-from subtune.database.store import Database, default_path
+from subtune.database.places import default_path
+from subtune.database.store import Database
 
 __all__ = ["Database", "MetaScheduleWriter", "default_path", "export_metaschedule", "import_metaschedule", "opened"]

@@ -224,13 +224,13 @@ def test_gc_drops_other_versions_old_rows_and_orphans(database, workload, monkey
 
 def test_workloads_are_stored_compressed(database, workload):
     database.add_record(workload, record_of(workload), TODAY)
-    (blob,) = database._file.execute("SELECT func FROM workloads").fetchone()
+    (blob,) = database._connection.handle.execute("SELECT func FROM workloads").fetchone()
     assert zlib.decompress(blob).decode() == workload.to_json()
 
 
 def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, workload):
     database.add_record(workload, record_of(workload), TODAY)
-    database._file.execute("PRAGMA user_version=99")
+    database._connection.handle.execute("PRAGMA user_version=99")
     with pytest.raises(DatabaseError, match="format 99"):
         Database(database.path)
     assert len(list(database.path.parent.glob("*.corrupt-*"))) == 0
