@@ -32,7 +32,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
     parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
     parser.add_argument("--threads", type=arguments.positive, metavar="N", help="and its threads (default: all cores)")
-    parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+    arguments.add_database(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 

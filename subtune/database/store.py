@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import TracebackType
 
@@ -20,7 +21,8 @@ from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database import instances, rows
 from subtune.database.connection import StorageError
-from subtune.database.places import connect, place_of
+from subtune.database.merge import Merged, merge
+from subtune.database.places import connect, connect_source, place_of
 from subtune.database.salvage import is_whole
 from subtune.database.sqlite_file import in_memory
 from subtune.database.statements import (
@@ -218,6 +220,23 @@ class Database:
                 changes.append(Delete(WINNERS, where))
         return changes
 
+    def merge(self, sources: Iterable[str | os.PathLike[str]]) -> tuple[Merged, ...]:
+        """Carry over all rows of other databases, which are not changed; `Table.rank` says which of two rows counts.
+
+        Raises:
+            DatabaseError: a source is missing, damaged, of a newer format or this very database; or one cannot be read
+                to its end, or this one not be written: what came over before stays.
+        """
+        with ExitStack() as stack:
+            opened = [stack.enter_context(closing(connect_source(place_of(source)))) for source in sources]
+            for source in opened:
+                if source.identity == self._connection.identity:
+                    raise DatabaseError(f"{source.name} cannot be merged into itself; name another database")
+            try:
+                return tuple(merge(source, self._write_or_raise) for source in opened)
+            except StorageError as e:
+                raise DatabaseError(f"a database to merge cannot be read any more ({e}); merge it again") from e
+
     # -- reading and writing ------------------------------------------------------------------------------
 
     def _is_same(self, workload: Workload) -> bool:
@@ -248,6 +267,15 @@ class Database:
                     self._go_on_in_memory("written", e)
             self._memory.write(changes)
             return 0
+
+    def _write_or_raise(self, changes: Sequence[Change]) -> list[int]:
+        with self._lock:
+            if not self._is_writable:
+                raise DatabaseError(f"the database {self.name} cannot be written; name another with --db")
+            try:
+                return self._connection.write(changes)
+            except StorageError as e:
+                raise DatabaseError(f"the database {self.name} cannot be written ({e}); merge again when it can") from e
 
     def _go_on_in_memory(self, verb: str, error: StorageError) -> None:
         self._is_writable = False

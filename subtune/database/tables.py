@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 FORMAT = 3
-"""Of what is below. One more with every change: a database of a newer format is refused."""
+"""Of what is below. One more with every change: a database of a newer format is refused. Files of older formats are
+brought up to date; on a server there is none yet, as the first was 3."""
 
 Kind = Literal["text", "bytes", "integer", "real"]
 
