@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,6 +27,8 @@ from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
+from subtune.database.statements import Select
+from subtune.database.tables import WORKLOADS
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -73,8 +76,8 @@ def workload():
 
 
 @pytest.fixture
-def database(tmp_path):
-    with Database(tmp_path / "dir" / "tuning.db") as opened:
+def database(place):
+    with Database(place) as opened:
         yield opened
 
 
@@ -224,16 +227,44 @@ def test_gc_drops_other_versions_old_rows_and_orphans(database, workload, monkey
 
 def test_workloads_are_stored_compressed(database, workload):
     database.add_record(workload, record_of(workload), TODAY)
-    (blob,) = database._connection.handle.execute("SELECT func FROM workloads").fetchone()
+    ((blob,),) = database.read(Select(WORKLOADS, ("func",)))
     assert zlib.decompress(blob).decode() == workload.to_json()
 
 
-def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, workload):
-    database.add_record(workload, record_of(workload), TODAY)
-    database._connection.handle.execute("PRAGMA user_version=99")
+def test_a_file_of_a_newer_format_is_refused_and_left_alone(tmp_path, workload):
+    path = tmp_path / "t.db"
+    with Database(path) as database:
+        database.add_record(workload, record_of(workload), TODAY)
+        database._connection.handle.execute("PRAGMA user_version=99")
+    content = path.read_bytes()
     with pytest.raises(DatabaseError, match="format 99"):
-        Database(database.path)
-    assert len(list(database.path.parent.glob("*.corrupt-*"))) == 0
+        Database(path)
+    assert [(file, file.read_bytes()) for file in tmp_path.iterdir()] == [(path, content)]
+
+
+def test_threads_share_an_open_database(database, workload):
+    """More rows than a transaction's, of one workload and of one each."""
+    workloads = [matmul(n) for n in range(2, 6)]
+
+    def store(turn):
+        for i in range(20):
+            candidate = Candidate.make("tiled", mr=i, turn=turn)
+            database.add_measurements(workload, X, [Measurement(candidate, FAST), Measurement(CANDIDATE, SLOW)])
+            database.add_record(workloads[turn], record_of(workloads[turn]), TODAY)
+            assert database.outcomes(workload, X)[candidate] == FAST
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(store, range(4)))
+    assert len(database.measurements(workload.key, X)) == 81
+    assert [database.lookup(w, X) for w in workloads] == [record_of(w) for w in workloads]
+
+
+def test_a_file_needs_nothing_that_speaks_to_a_server(tmp_path):
+    program = "import sys; from subtune.database import Database\n"
+    program += "with Database(sys.argv[1]): print(sorted({'sqlalchemy', 'psycopg'} & sys.modules.keys()))"
+    command = [sys.executable, "-c", program, str(tmp_path / "t.db")]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr
 
 
 # -- MetaSchedule ------------------------------------------------------------------------------------------
