@@ -87,7 +87,7 @@ def _import(args: argparse.Namespace, database: Database) -> tuple[Any, list[str
 
 
 def _merge(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
-    merged = database.merge(args.sources)
+    merged = database.merge(*args.sources)
     return [asdict(one) for one in merged], [_merged(one) for one in merged]
 
 

@@ -57,6 +57,8 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
+    """One column's value, in all rows for which every condition holds."""
+
     table: Table
     column: str
     value: object
@@ -65,6 +67,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """Rows for which every condition holds."""
+
     table: Table
     where: tuple[Where, ...]
 
@@ -86,16 +90,22 @@ class Dialect:
         parameter: the mark in place of a value.
         position: the function (text, part) -> where the part begins, from 1 on; 0 where it is not in the text.
         schema: what stands in front of a table's name.
+        digest: the function whose value stands for a long text in a key; "" where there is no need.
     """
 
     types: dict[Kind, str]
     parameter: str
     position: str
     schema: str = ""
+    digest: str = ""
 
     def create(self, table: Table) -> str:
-        columns = ", ".join(map(self.definition, table.columns))
-        return f"CREATE TABLE IF NOT EXISTS {self._name(table)} ({columns}, PRIMARY KEY ({', '.join(table.key)}))"
+        columns = [*map(self.definition, table.columns)]
+        for name, in_key in zip(table.key, self._key(table), strict=True):
+            if name != in_key:
+                columns.append(f"{in_key} TEXT GENERATED ALWAYS AS ({self.digest}({name})) STORED")
+        key = f"PRIMARY KEY ({', '.join(self._key(table))})"
+        return f"CREATE TABLE IF NOT EXISTS {self._name(table)} ({', '.join([*columns, key])})"
 
     def definition(self, column: Column) -> str:
         required = "" if column.is_optional else " NOT NULL"
@@ -125,7 +135,7 @@ class Dialect:
     def _insert(self, table: Table, conflict: Conflict) -> str:
         marks = ", ".join([self.parameter] * len(table.columns))
         text = f"INSERT INTO {self._name(table)} AS here ({', '.join(table.names)}) VALUES ({marks})"
-        text += f" ON CONFLICT ({', '.join(table.key)})"
+        text += f" ON CONFLICT ({', '.join(self._key(table))})"
         if conflict is Conflict.OLD:
             return f"{text} DO NOTHING"
         text += f" DO UPDATE SET {', '.join(f'{n} = excluded.{n}' for n in table.names if n not in table.key)}"
@@ -145,6 +155,10 @@ class Dialect:
             "below": f"{where.column} < {self.parameter}",
         }[where.relation]
 
+    def _key(self, table: Table) -> list[str]:
+        is_long = {column.name: column.kind == "long text" for column in table.columns}
+        return [f"{name}_{self.digest}" if self.digest and is_long[name] else name for name in table.key]
+
     def _name(self, table: Table) -> str:
         return self.schema + table.name
 
@@ -161,10 +175,16 @@ def _ranked(table: Table, row: str) -> str:
     return ", ".join(f"COALESCE({row}.{n}, -1)" if columns[n].is_optional else f"{row}.{n}" for n in order)
 
 
-SQLITE = Dialect({"text": "TEXT", "bytes": "BLOB", "integer": "INTEGER", "real": "REAL"}, "?", "instr")
+SQLITE = Dialect(
+    {"text": "TEXT", "long text": "TEXT", "bytes": "BLOB", "integer": "INTEGER", "real": "REAL"},
+    parameter="?",
+    position="instr",
+)
+_TEXT = 'TEXT COLLATE "C"'
 POSTGRESQL = Dialect(
-    {"text": 'TEXT COLLATE "C"', "bytes": "BYTEA", "integer": "BIGINT", "real": "DOUBLE PRECISION"},
-    "%s",
-    "strpos",
-    "subtune.",
+    {"text": _TEXT, "long text": _TEXT, "bytes": "BYTEA", "integer": "BIGINT", "real": "DOUBLE PRECISION"},
+    parameter="%s",
+    position="strpos",
+    schema="subtune.",
+    digest="md5",  # what is in an index has at most 2.7 KB
 )

@@ -220,7 +220,7 @@ class Database:
                 changes.append(Delete(WINNERS, where))
         return changes
 
-    def merge(self, sources: Iterable[str | os.PathLike[str]]) -> tuple[Merged, ...]:
+    def merge(self, *sources: str | os.PathLike[str]) -> tuple[Merged, ...]:
         """Carry over all rows of other databases, which are not changed; `Table.rank` says which of two rows counts.
 
         Raises:

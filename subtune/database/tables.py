@@ -9,7 +9,8 @@ FORMAT = 3
 """Of what is below. One more with every change: a database of a newer format is refused. Files of older formats are
 brought up to date; on a server there is none yet, as the first was 3."""
 
-Kind = Literal["text", "bytes", "integer", "real"]
+Kind = Literal["text", "long text", "bytes", "integer", "real"]
+"""A long text may be too long for an index, as that of a schedule that MetaSchedule traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ WORKLOADS = Table(
 MEASUREMENTS = Table(
     "measurements",
     (
-        *_columns("text", "key device versions candidate"),
+        *_columns("text", "key device versions"),
+        *_columns("long text", "candidate"),
         *_columns("real", "predicted_s"),
         *_columns("text", "kind message"),
         *_columns("real", "median_s min_s spread", is_optional=True),
@@ -69,7 +71,8 @@ MEASUREMENTS = Table(
 WINNERS = Table(
     "winners",
     (
-        *_columns("text", "key device versions candidate"),
+        *_columns("text", "key device versions"),
+        *_columns("long text", "candidate"),
         *_columns("real", "predicted_s median_s min_s spread"),
         *_columns("integer", "samples"),
         *_columns("real", "default_median_s default_min_s default_spread"),
@@ -86,13 +89,15 @@ WINNERS = Table(
 )
 SUGGESTIONS = Table(
     "suggestions",
-    (*_columns("text", "key candidate"), *_columns("real", "median_s at")),
+    (*_columns("text", "key"), *_columns("long text", "candidate"), *_columns("real", "median_s at")),
     ("key", "candidate"),
 )
 INSTANCES = Table(
     "instances",
     (
-        *_columns("text", "key device versions candidate extents kind message"),
+        *_columns("text", "key device versions"),
+        *_columns("long text", "candidate"),
+        *_columns("text", "extents kind message"),
         *_columns("real", "median_s", is_optional=True),
         *_columns("integer", "is_timed"),
         *_columns("text", "built"),

@@ -51,7 +51,7 @@ class Cluster:
 def binaries() -> Path | None:
     """Where PostgreSQL's server is installed: Debian has it outside PATH."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name.split(".")[0]))
     return next((f for f in [*folders, *reversed(versions)] if all((f / name).is_file() for name in NEEDED)), None)
 
 
