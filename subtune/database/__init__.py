@@ -1,4 +1,4 @@
-"""The tuning database, a SQLite file, with every candidate's outcome and every workload's winner.
+"""The tuning database, a SQLite file or on a PostgreSQL server: every candidate's outcome, every workload's winner.
 
 `Database` reads, writes and merges it; `exchange` speaks MetaSchedule's JSON format.
 """

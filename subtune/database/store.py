@@ -43,19 +43,19 @@ _log = logging.getLogger(__name__)
 
 
 class Database:
-    """A file, safe under concurrent processes and under a kill at any moment.
+    """A file, or a database on a server, safe under concurrent processes and under a kill at any moment.
 
-    Every method is one short transaction, or a few. Threads may share an open database. When it cannot be written any
-    more (disk full, read-only, locked for long) a warning is logged once and this process goes on in memory: the
-    compile is not lost.
+    Every method is one short transaction, or a few. Threads may share an open database. When it cannot be used any more
+    (disk full, locked for long, server gone) a warning is logged once and this process goes on in memory: the compile
+    is not lost.
 
     Attributes:
-        path: where it is, as `Database` takes it.
-        name: the same for messages.
+        path: where it is, as `Database` takes it. A URL may hold a password.
+        name: the same for messages, without.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Open or make the database at `path` (default: the file `default_path()`).
+        """Open or make the database at `path`: a file (default: `default_path()`), or `postgresql://USER@HOST/NAME`.
 
         Raises:
             DatabaseError: it cannot be opened at all; the text says why and what to do.
@@ -232,10 +232,13 @@ class Database:
             for source in opened:
                 if source.identity == self._connection.identity:
                     raise DatabaseError(f"{source.name} cannot be merged into itself; name another database")
-            try:
-                return tuple(merge(source, self._write_or_raise) for source in opened)
-            except StorageError as e:
-                raise DatabaseError(f"a database to merge cannot be read any more ({e}); merge it again") from e
+            done = []
+            for source in opened:
+                try:
+                    done.append(merge(source, self._write_or_raise))
+                except StorageError as e:
+                    raise DatabaseError(f"the database {source.name} cannot be read ({e}); merge it again") from e
+            return tuple(done)
 
     # -- reading and writing ------------------------------------------------------------------------------
 

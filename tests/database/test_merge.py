@@ -22,7 +22,7 @@ from subtune.core.errors import DatabaseError
 from subtune.core.measurement import Measurement
 from subtune.core.record import Record
 from subtune.core.workload import Workload
-from subtune.database import Database
+from subtune.database import Database, sqlite_file, store
 from subtune.database.connection import Connection
 from subtune.database.instances import Instances
 from subtune.database.merge import merge
@@ -290,30 +290,42 @@ def test_a_source_that_is_none_is_refused_and_left_alone(
         assert database.list_records() == (), "nothing comes over where one is refused"
 
 
-def test_a_database_is_not_merged_into_itself(tmp_path: Path, server: str) -> None:
-    fill_place(tmp_path / "t.db")
-    (tmp_path / "link.db").symlink_to("t.db")
-    fill_place(server)
-    for target, source in ((tmp_path / "t.db", tmp_path / "link.db"), (server, f"{server}&application_name=other")):
-        with Database(target) as database, pytest.raises(DatabaseError, match="cannot be merged into itself"):
-            database.merge(source)
+def test_a_database_is_not_merged_into_itself_by_any_name(place: Path | str, tmp_path: Path) -> None:
+    fill_place(place)
+    (tmp_path / "link.db").symlink_to(place)
+    other = f"{place}&application_name=other" if isinstance(place, str) else tmp_path / "link.db"
+    with Database(place) as database, pytest.raises(DatabaseError, match="cannot be merged into itself"):
+        database.merge(other)
 
 
-def test_a_target_that_cannot_be_written_is_an_error(
-    tmp_path: Path, cluster: Cluster, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from subtune.database import server as module
-    from subtune.database import sqlite_file
-
+def test_a_target_that_is_read_only_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_place(tmp_path / "source.db")
-    with Database(server) as database:
-        monkeypatch.setattr(module, "RETRY_S", 0.0)
-        with cluster.refusing(), pytest.raises(DatabaseError, match=r"cannot be written \(.*merge again"):
-            database.merge(tmp_path / "source.db")
     fill_place(tmp_path / "t.db", 4)
     monkeypatch.setattr(sqlite_file.os, "access", lambda path, mode: False)
     with Database(tmp_path / "t.db") as database, pytest.raises(DatabaseError, match="cannot be written; name another"):
         database.merge(tmp_path / "source.db")
+
+
+def test_a_server_that_goes_is_an_error_and_nothing_is_taken_for_stored(
+    tmp_path: Path, cluster: Cluster, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from subtune.database import server as module
+
+    def merge_alone(source: Connection, write: Any) -> Any:
+        with cluster.refusing():
+            return merge(source, write)
+
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(store, "merge", merge_alone)
+    fill_place(tmp_path / "t.db")
+    fill_place(server, 4)
+    with Database(server) as database, pytest.raises(DatabaseError, match=r"cannot be written \(.*merge again"):
+        database.merge(tmp_path / "t.db")
+    with (
+        Database(tmp_path / "t.db") as database,
+        pytest.raises(DatabaseError, match=r"cannot be read \(.*it again"),
+    ):
+        database.merge(server)
 
 
 def test_a_server_is_a_source_as_well(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
