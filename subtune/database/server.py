@@ -106,6 +106,7 @@ def connect(text: str, is_source: bool = False) -> ServerConnection:
         pool_size=1,
         max_overflow=0,
         use_native_hstore=False,
+        isolation_level="READ COMMITTED",  # who waited for the lock sees what was written meanwhile
     )
     try:
         with engine.connect() as connection:
