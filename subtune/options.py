@@ -76,7 +76,7 @@ class Options:
     verify: bool = True
     """Compare the whole model with a reference before it is written; one that disagrees is refused."""
     database: Database | str | Path | None = None
-    """An open database or its path; None is the one in the user's cache directory."""
+    """An open database, its path or `postgresql://USER@HOST/NAME`; None is the file in the user's cache directory."""
     measurer: Measurer | None = None
     """Worker processes that are warm already; None starts some and ends them."""
     progress: ProgressCallback | None = None

@@ -168,9 +168,17 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="threads the model runs on (default: all cores)")
     parser.add_argument("--budget", type=duration, metavar="TIME", help="longest time to tune: 60s, 2m (default: none)")
     parser.add_argument("--topk", type=positive, default=20, metavar="K", help="candidates per subgraph (default: 20)")
-    parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+    add_database(parser)
     parser.add_argument("--tensor-core", choices=("auto", "off", "only"), help="of a GPU (default: auto, the fastest)")
     parser.add_argument("--allow-tf32", action="store_true", help="on a GPU: float32 products may be rounded to tf32")
+
+
+def add_database(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--db",
+        metavar="FILE|URL",
+        help="tuning database, or postgresql://USER@HOST/NAME (default: a file in the user's cache directory)",
+    )
 
 
 def add_sites(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`subtune db list|show|export|import|gc`: the tuning database."""
+"""`subtune db list|show|export|import|merge|gc`: the tuning database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from subtune.core.measurement import Measurement
     from subtune.core.record import Record
     from subtune.core.versions import Versions
-    from subtune.database import Database
+    from subtune.database import Database, Merged
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
     def action(name: str, text: str, work: Any) -> argparse.ArgumentParser:
         sub: argparse.ArgumentParser = actions.add_parser(name, parents=[common], help=text)
-        sub.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+        arguments.add_database(sub)
         arguments.add_json(sub)
         sub.set_defaults(run=run, work=work)
         return sub
@@ -35,6 +35,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     export.add_argument("--threads", type=arguments.positive, metavar="N", help="winners for so many threads")
     action("import", "suggest the records of a MetaSchedule database to the next compile", _import).add_argument(
         "folder", metavar="DIRECTORY"
+    )
+    action("merge", "carry the rows of other databases over", _merge).add_argument(
+        "sources", nargs="+", metavar="FILE|URL", help="a tuning database, which is not changed"
     )
     tidy = action("gc", "drop what other versions measured", _gc)
     tidy.add_argument("--older-than", type=arguments.duration, metavar="TIME", help="and what is older, such as 720h")
@@ -83,9 +86,21 @@ def _import(args: argparse.Namespace, database: Database) -> tuple[Any, list[str
     return _exchanged("imported", import_metaschedule(database, args.folder))
 
 
+def _merge(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
+    merged = database.merge(*args.sources)
+    return [asdict(one) for one in merged], [_merged(one) for one in merged]
+
+
 def _gc(args: argparse.Namespace, database: Database) -> tuple[Any, list[str]]:
     deleted = database.gc(older_than_s=args.older_than, versions=_today())
     return {"deleted": deleted}, [f"{deleted} rows deleted"]
+
+
+def _merged(merged: Merged) -> str:
+    found = {table: taken + merged.kept[table] for table, taken in merged.taken.items()}
+    counts = [f"{merged.taken[table]} of {count} {table}" for table, count in found.items() if count]
+    others = "; the others were here, as new or better" if any(merged.kept.values()) else ""
+    return f"{merged.source}: {', '.join(counts) or 'no rows'} came over{others}"
 
 
 def _today() -> list[Versions]:

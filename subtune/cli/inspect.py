@@ -32,7 +32,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write the partition as a picture")
     parser.add_argument("--target", default="auto", help="the processor whose measurements to show (default: this one)")
     parser.add_argument("--threads", type=arguments.positive, metavar="N", help="and its threads (default: all cores)")
-    parser.add_argument("--db", metavar="FILE", help="tuning database (default: in the user's cache directory)")
+    arguments.add_database(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -115,13 +115,12 @@ def _artifact(args: argparse.Namespace) -> int:
 def _choices(args: argparse.Namespace, prepared: Prepared) -> tuple[Choice, ...]:
     """What the database, if there is one, says of the alternatives to the partition."""
     from subtune.backends import device_of
-    from subtune.database.store import Database, default_path
+    from subtune.database import Database, default_path
     from subtune.tuning.alternatives import recorded_choices
 
     others = prepared.alternatives()
     device = device_of(args.target, args.threads, is_measured=False).for_working_set(prepared.working_set_bytes)
-    path = Path(args.db) if args.db else default_path()
-    if not args.db and not path.exists():
+    if args.db is None and not default_path().exists():
         return recorded_choices(others, prepared.subgraphs, device, None)
-    with Database(path) as database:
+    with Database(args.db) as database:
         return recorded_choices(others, prepared.subgraphs, device, database)

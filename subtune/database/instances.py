@@ -16,6 +16,8 @@ from subtune.core.dispatch import Extents
 from subtune.core.measurement import DETERMINISTIC, Failure, FailureKind
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
+from subtune.database.statements import Select, equal
+from subtune.database.tables import INSTANCES
 
 if TYPE_CHECKING:
     from subtune.database.store import Database
@@ -57,11 +59,9 @@ class Instances:
 
     def known(self) -> dict[Candidate, Known]:
         """Candidates whose build ended, with all their outcomes; failures that are the machine's are left out."""
-        rows = self._database.read(
-            "SELECT candidate, versions, extents, kind, message, median_s, is_timed, built FROM instances "
-            "WHERE key = ? AND device = ?",
-            (self._workload.key, self._scope.device),
-        )
+        columns = ("candidate", "versions", "extents", "kind", "message", "median_s", "is_timed", "built")
+        where = equal(key=self._workload.key, device=self._scope.device)
+        rows = self._database.read(Select(INSTANCES, columns, where))
         built: dict[Candidate, Mapping[str, Any] | Failure] = {}
         outcomes: dict[Candidate, dict[Extents, Outcome]] = {}
         for text, versions, extents, kind, message, median_s, is_timed, plain in rows:
@@ -95,7 +95,7 @@ class Instances:
             about = (self._workload.key, self._scope.device, self._versions(candidate), candidate.to_json(), extents)
             rows.append((*about, *failure, int(outcome.is_timed), built, time.time()))
         if rows:
-            self._database.add_rows(self._workload, "instances", rows)
+            self._database.add_rows(self._workload, INSTANCES, rows)
 
     def _versions(self, candidate: Candidate) -> str:
         return f"{VERSION}/{self._scope.versions.of(candidate.family)}"

@@ -2,60 +2,75 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import sqlite3
+import threading
 import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 from subtune.core.candidate import Candidate
 from subtune.core.errors import DatabaseError
-from subtune.core.measurement import DETERMINISTIC, Failure, FailureKind, Measurement, Timing
+from subtune.core.measurement import DETERMINISTIC, Failure, Measurement, Timing
 from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
-from subtune.database import instances
-from subtune.database.connection import connect, in_memory, is_whole, transaction
+from subtune.database import instances, rows
+from subtune.database.connection import StorageError
+from subtune.database.merge import Merged, merge
+from subtune.database.places import connect, connect_source, place_of
+from subtune.database.salvage import is_whole
+from subtune.database.sqlite_file import in_memory
+from subtune.database.statements import (
+    Change,
+    Conflict,
+    Delete,
+    DeleteUnused,
+    Insert,
+    Row,
+    Select,
+    Update,
+    Where,
+    equal,
+)
+from subtune.database.tables import INSTANCES, MEASUREMENTS, SUGGESTIONS, WINNERS, WORKLOADS, Table
 
 _log = logging.getLogger(__name__)
 
-_Statement = tuple[str, tuple[object, ...]]
-
-
-def default_path() -> Path:
-    """`tuning.db` in the user's cache directory for subtune."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("subtune")) / "tuning.db"
-
 
 class Database:
-    """One file, safe under concurrent processes and under a kill at any moment.
+    """A file, or a database on a server, safe under concurrent processes and under a kill at any moment.
 
-    Every method is one short transaction. When the file cannot be written any more (disk full, read-only,
-    locked for long) a warning is logged once and this process goes on in memory: the compile is not lost.
+    Every method is one short transaction, or a few. Threads may share an open database. When it cannot be used any more
+    (disk full, locked for long, server gone) a warning is logged once and this process goes on in memory: the compile
+    is not lost.
+
+    Attributes:
+        path: where it is, as `Database` takes it. A URL may hold a password.
+        name: the same for messages, without.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Open or make the file at `path` (default: `default_path()`).
+        """Open or make the database at `path`: a file (default: `default_path()`), or `postgresql://USER@HOST/NAME`.
 
         Raises:
             DatabaseError: it cannot be opened at all; the text says why and what to do.
         """
-        self.path = Path(path) if path is not None else default_path()
-        self._file, self._is_writable = connect(self.path)
+        self.path = place_of(path)
+        self._connection = connect(self.path)
+        self.name = self._connection.name
         self._memory = in_memory()
+        self._lock = threading.RLock()
         self._is_readable = True
-        self._has_unsaved = False
+        self._is_writable = self._connection.is_writable
+        self._has_unsaved = not self._is_writable
+        self._has_warned = False
         if not self._is_writable:
-            self._has_unsaved = True
-            _log.warning("the tuning database %s is read-only: what is tuned now is not kept", self.path)
+            _log.warning("the tuning database %s is read-only: what is tuned now is not kept", self.name)
 
     def __enter__(self) -> Database:
         return self
@@ -66,7 +81,7 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
+        self._connection.close()
         self._memory.close()
 
     # -- what the tuner asks ------------------------------------------------------------------------------
@@ -76,13 +91,11 @@ class Database:
 
         A stored workload that has the same key but is another function counts as not found.
         """
-        rows = self.read(
-            f"SELECT families, {_RECORD_COLUMNS} FROM winners WHERE key = ? AND device = ? AND versions = ?",
-            (workload.key, scope.device, scope.versions.base),
-        )
-        if not rows or not self._is_same(workload):
+        where = equal(key=workload.key, device=scope.device, versions=scope.versions.base)
+        found = self.read(Select(WINNERS, ("families", *rows.RECORD), where))
+        if not found or not self._is_same(workload):
             return None
-        record, families = _record(rows[0][1:]), json.loads(rows[0][0])
+        record, families = rows.record_of(found[0][1:]), json.loads(found[0][0])
         if not _holds(record, scope.versions.base, families, scope.versions):
             return None
         return replace(record, complete=False) if scope.versions.differs(families) else record
@@ -101,52 +114,27 @@ class Database:
 
     def suggestions(self, workload: Workload) -> tuple[Candidate, ...]:
         """Candidates that were imported for `workload`, said to be fastest first; nothing about them was checked."""
-        rows = self.read(
-            "SELECT candidate FROM suggestions WHERE key = ? ORDER BY median_s, candidate", (workload.key,)
-        )
-        return tuple(dict.fromkeys(Candidate.from_json(text) for (text,) in rows))
+        found = self.read(Select(SUGGESTIONS, ("candidate",), equal(key=workload.key), order=("median_s", "candidate")))
+        return tuple(dict.fromkeys(Candidate.from_json(text) for (text,) in found))
 
     # -- what the tuner reports ---------------------------------------------------------------------------
 
     def add_measurements(self, workload: Workload, scope: Scope, measurements: Iterable[Measurement]) -> None:
-        statements = [_insert_workload(workload)]
-        for measurement in measurements:
-            candidate, outcome = measurement.candidate, measurement.outcome
-            columns: tuple[object, ...] = (
-                (str(outcome.kind), outcome.message, None, None, None, None)
-                if isinstance(outcome, Failure)
-                else ("", "", outcome.median_s, outcome.min_s, outcome.spread, outcome.samples)
-            )
-            version = scope.versions.of(candidate.family)
-            row = (workload.key, scope.device, version, candidate.to_json(), candidate.predicted_s, *columns)
-            statements.append(_insert("measurements", (*row, measurement.build_s, time.time())))
-        self._write(statements)
+        self.add_rows(workload, MEASUREMENTS, [rows.measurement_row(workload, scope, one) for one in measurements])
 
     def add_record(self, workload: Workload, record: Record, versions: Versions) -> None:
         """Store the winner, in place of an earlier one."""
-        timing, default = record.timing, record.default_timing
-        row = (
-            record.workload_key, record.device, versions.base, record.candidate.to_json(), record.candidate.predicted_s,
-            timing.median_s, timing.min_s, timing.spread, timing.samples,
-            default.median_s, default.min_s, default.spread, default.samples,
-            record.gain, record.func_hash, record.topk, record.tried, record.failed, int(record.complete), time.time(),
-            record.confirmed, json.dumps(dict(versions.families), sort_keys=True),
-        )  # fmt: skip
-        self._write([_insert_workload(workload), _insert("winners", row)])
+        self.add_rows(workload, WINNERS, [rows.record_row(record, versions)])
 
-    def add_rows(self, workload: Workload, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    def add_rows(self, workload: Workload, table: Table, given: Sequence[Row]) -> None:
         """Store rows of a table of this room, in the place of earlier ones."""
-        self._write([_insert_workload(workload), *(_insert(table, row) for row in rows)])
+        self._write([_known(workload), Insert(table, given)])
 
     def add_suggestion(self, workload: Workload, candidate: Candidate, median_s: float) -> None:
         """An imported candidate: the next compile tries it first, even where it had already decided."""
-        self._write(
-            [
-                _insert_workload(workload),
-                _insert("suggestions", (workload.key, candidate.to_json(), median_s, time.time())),
-                ("UPDATE winners SET complete = 0 WHERE key = ?", (workload.key,)),
-            ]
-        )
+        row = (workload.key, candidate.to_json(), median_s, time.time())
+        again = Update(WINNERS, "complete", 0, equal(key=workload.key))
+        self._write([_known(workload), Insert(SUGGESTIONS, [row]), again])
 
     # -- what the user asks -------------------------------------------------------------------------------
 
@@ -158,12 +146,10 @@ class Database:
         Args:
             versions: only records that hold under one of these, the newest of each workload and device; None: all.
         """
-        rows = self.read(
-            f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners "
-            "WHERE substr(key, 1, ?) = ? AND instr(device, ?) > 0 ORDER BY at DESC, key",
-            (len(key), key, device),
-        )
-        found = [(_record(row[2:]), row[0], json.loads(row[1])) for row in rows]
+        where = (Where("key", "begins", key), Where("device", "contains", device))
+        order = ("at DESC", "key")
+        stored = self.read(Select(WINNERS, ("versions", "families", *rows.RECORD), where, order))
+        found = [(rows.record_of(row[2:]), row[0], json.loads(row[1])) for row in stored]
         if versions is None:
             return tuple(record for record, *_ in found)
         valid = [r for r, base, families in found if any(_holds(r, base, families, one) for one in versions)]
@@ -178,20 +164,16 @@ class Database:
         Raises:
             DatabaseError: no workload, or several, have such a key.
         """
-        found = [row[0] for row in self.read("SELECT key FROM workloads WHERE substr(key, 1, ?) = ?", (len(key), key))]
-        found = sorted(set(found))
+        found = sorted({one for (one,) in self.read(Select(WORKLOADS, ("key",), (Where("key", "begins", key),)))})
         if len(found) != 1:
             what = f"{len(found)} workloads have" if found else "no workload has"
-            raise DatabaseError(f"{what} a key beginning with {key!r} in {self.path}; `subtune db list` shows the keys")
+            raise DatabaseError(f"{what} a key beginning with {key!r} in {self.name}; `subtune db list` shows the keys")
         workload = self.workload(found[0])
         assert workload is not None
-        rows = self.read(
-            f"SELECT versions, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? "
-            "ORDER BY median_s IS NULL, median_s, candidate",
-            (found[0],),
-        )
-        tried = tuple(_measurement(row[1:]) for row in rows if versions is None or _is_current(row[0], versions))
-        return workload, self.list_records(found[0], versions=versions), tried
+        order = ("median_s IS NULL", "median_s", "candidate")
+        stored = self.read(Select(MEASUREMENTS, ("versions", *rows.MEASUREMENT), equal(key=found[0]), order))
+        tried = [rows.measurement_of(row[1:]) for row in stored if versions is None or _is_current(row[0], versions)]
+        return workload, self.list_records(found[0], versions=versions), tuple(tried)
 
     def measurements(self, key: str, scope: Scope) -> tuple[Measurement, ...]:
         """Every candidate of the workload `key` that was tried in `scope`."""
@@ -199,53 +181,64 @@ class Database:
 
     def dated_measurements(self, key: str, scope: Scope) -> tuple[tuple[float, Measurement], ...]:
         """As `measurements`, each with the time at which it was stored, in seconds since 1970."""
-        rows = self.read(
-            f"SELECT versions, at, {_MEASUREMENT_COLUMNS} FROM measurements WHERE key = ? AND device = ?",
-            (key, scope.device),
-        )
-        return tuple((row[1], _measurement(row[2:])) for row in rows if _is_current(row[0], [scope.versions]))
+        where = equal(key=key, device=scope.device)
+        stored = self.read(Select(MEASUREMENTS, ("versions", "at", *rows.MEASUREMENT), where))
+        return tuple((row[1], rows.measurement_of(row[2:])) for row in stored if _is_current(row[0], [scope.versions]))
 
     def workload(self, key: str) -> Workload | None:
-        rows = self.read("SELECT func, num_outputs FROM workloads WHERE key = ?", (key,))
-        if not rows:
+        found = self.read(Select(WORKLOADS, ("func", "num_outputs"), equal(key=key)))
+        if not found:
             return None
         from subtune.tir.saved import read_workload  # with TVM, which most of a database does without
 
-        return read_workload(zlib.decompress(rows[0][0]).decode(), rows[0][1])
+        return read_workload(zlib.decompress(found[0][0]).decode(), found[0][1])
 
     def gc(self, *, older_than_s: float | None = None, versions: Collection[Versions] | None = None) -> int:
         """Delete what does not hold under one of `versions`, and what is older than `older_than_s` seconds.
 
         Returns how many rows went.
         """
-        before = self._file.total_changes
-        statements: list[_Statement] = []
-        if versions is not None:
-            for (found,) in self.read("SELECT DISTINCT versions FROM measurements", ()):
-                if not _is_current(found, versions):
-                    statements.append(("DELETE FROM measurements WHERE versions = ?", (found,)))
-            for (found,) in self.read("SELECT DISTINCT versions FROM instances", ()):
-                if not instances.is_current(found, versions):
-                    statements.append(("DELETE FROM instances WHERE versions = ?", (found,)))
-            for base, families, *row in self.read(f"SELECT versions, families, {_RECORD_COLUMNS} FROM winners", ()):
-                if not any(_holds(_record(tuple(row)), base, json.loads(families), one) for one in versions):
-                    where = "WHERE key = ? AND device = ? AND versions = ?"
-                    statements.append((f"DELETE FROM winners {where}", (row[0], row[1], base)))
-        for table in ("measurements", "winners", "suggestions", "instances"):
+        changes: list[Change] = [] if versions is None else self._outdated(versions)
+        for table in (MEASUREMENTS, WINNERS, SUGGESTIONS, INSTANCES):
             if older_than_s is not None:
-                statements.append((f"DELETE FROM {table} WHERE at < ?", (time.time() - older_than_s,)))
-        statements.append(
-            (
-                "DELETE FROM workloads WHERE key NOT IN (SELECT key FROM measurements UNION "
-                "SELECT key FROM winners UNION SELECT key FROM suggestions UNION SELECT key FROM instances)",
-                (),
-            )
-        )
-        self._write(statements)
-        deleted = self._file.total_changes - before
-        with contextlib.suppress(sqlite3.OperationalError):  # another process reads: the space is reused later
-            self._file.execute("VACUUM")
+                changes.append(Delete(table, (Where("at", "below", time.time() - older_than_s),)))
+        deleted = self._write([*changes, DeleteUnused()])
+        with self._lock:
+            self._connection.compact()
         return deleted
+
+    def _outdated(self, versions: Collection[Versions]) -> list[Change]:
+        changes: list[Change] = []
+        for table, is_current in ((MEASUREMENTS, _is_current), (INSTANCES, instances.is_current)):
+            for (found,) in self.read(Select(table, ("versions",), is_distinct=True)):
+                if not is_current(found, versions):
+                    changes.append(Delete(table, equal(versions=found)))
+        for base, families, *row in self.read(Select(WINNERS, ("versions", "families", *rows.RECORD))):
+            record = rows.record_of(tuple(row))
+            if not any(_holds(record, base, json.loads(families), one) for one in versions):
+                where = equal(key=record.workload_key, device=record.device, versions=base)
+                changes.append(Delete(WINNERS, where))
+        return changes
+
+    def merge(self, *sources: str | os.PathLike[str]) -> tuple[Merged, ...]:
+        """Carry over all rows of other databases, which are not changed; `Table.rank` says which of two rows counts.
+
+        Raises:
+            DatabaseError: a source is missing, damaged, of a newer format or this very database; or one cannot be read
+                to its end, or this one not be written: what came over before stays.
+        """
+        with ExitStack() as stack:
+            opened = [stack.enter_context(closing(connect_source(place_of(source)))) for source in sources]
+            for source in opened:
+                if source.identity == self._connection.identity:
+                    raise DatabaseError(f"{source.name} cannot be merged into itself; name another database")
+            done = []
+            for source in opened:
+                try:
+                    done.append(merge(source, self._write_or_raise))
+                except StorageError as e:
+                    raise DatabaseError(f"the database {source.name} cannot be read ({e}); merge it again") from e
+            return tuple(done)
 
     # -- reading and writing ------------------------------------------------------------------------------
 
@@ -255,39 +248,45 @@ class Database:
         stored = self.workload(workload.key)
         return stored is not None and bool(structural_equal(stored.func, workload.func))
 
-    def read(self, statement: str, parameters: tuple[object, ...]) -> list[tuple]:
-        """Rows written in memory first, then the file's undamaged ones: who takes the first takes the newest."""
-        rows: list[tuple] = self._memory.execute(statement, parameters).fetchall() if self._has_unsaved else []
-        if self._is_readable:
-            try:
-                found = self._file.execute(statement, parameters)
-                rows += [row for row in found if all(map(is_whole, row))]
-            except sqlite3.DatabaseError as e:
-                self._is_readable = False
-                self._go_on_in_memory("read", e)
-        return rows
+    def read(self, select: Select) -> list[tuple]:
+        """Rows written in memory first, then the database's undamaged ones: who takes the first takes the newest."""
+        with self._lock:
+            found = self._memory.read(select) if self._has_unsaved else []
+            if self._is_readable:
+                try:
+                    found += [row for row in self._connection.read(select) if all(map(is_whole, row))]
+                except StorageError as e:
+                    self._is_readable = False
+                    self._go_on_in_memory("read", e)
+            return found
 
-    def _write(self, statements: list[_Statement]) -> None:
-        if self._is_writable:
-            try:
-                _execute(self._file, statements)
-                return
-            except sqlite3.DatabaseError as e:
-                self._go_on_in_memory("written", e)
-        _execute(self._memory, statements)
+    def _write(self, changes: Sequence[Change]) -> int:
+        """How many rows of the database have changed; those in memory do not count."""
+        with self._lock:
+            if self._is_writable:
+                try:
+                    return sum(self._connection.write(changes))
+                except StorageError as e:
+                    self._go_on_in_memory("written", e)
+            self._memory.write(changes)
+            return 0
 
-    def _go_on_in_memory(self, verb: str, error: sqlite3.DatabaseError) -> None:
+    def _write_or_raise(self, changes: Sequence[Change]) -> list[int]:
+        with self._lock:
+            if not self._is_writable:
+                raise DatabaseError(f"the database {self.name} cannot be written; name another with --db")
+            try:
+                return self._connection.write(changes)
+            except StorageError as e:
+                raise DatabaseError(f"the database {self.name} cannot be written ({e}); merge again when it can") from e
+
+    def _go_on_in_memory(self, verb: str, error: StorageError) -> None:
         self._is_writable = False
         self._has_unsaved = True
-        _log.warning(
-            "the tuning database %s cannot be %s (%s): what is tuned from here on is not kept", self.path, verb, error
-        )
-
-
-def _execute(connection: sqlite3.Connection, statements: list[_Statement]) -> None:
-    with transaction(connection):
-        for statement, parameters in statements:
-            connection.execute(statement, parameters)
+        if not self._has_warned:
+            text = "the tuning database %s cannot be %s (%s): what is tuned from here on is not kept"
+            _log.warning(text, self.name, verb, error)
+        self._has_warned = True
 
 
 def _is_current(found: str, versions: Collection[Versions]) -> bool:
@@ -302,40 +301,5 @@ def _holds(record: Record, base: str, families: Mapping[str, int], versions: Ver
     return base == versions.base and families.get(name, 0) == versions.version(name)
 
 
-def _insert(table: str, row: tuple[object, ...]) -> _Statement:
-    return f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", row
-
-
-def _insert_workload(workload: Workload) -> _Statement:
-    func = zlib.compress(workload.to_json().encode(), 6)
-    return "INSERT OR IGNORE INTO workloads VALUES (?, ?, ?, ?)", (
-        workload.key, func, workload.num_outputs, time.time(),
-    )  # fmt: skip
-
-
-_MEASUREMENT_COLUMNS = "candidate, predicted_s, kind, message, median_s, min_s, spread, samples, build_s"
-_RECORD_COLUMNS = (
-    "key, device, candidate, predicted_s, median_s, min_s, spread, samples, "
-    "default_median_s, default_min_s, default_spread, default_samples, gain, func_hash, topk, tried, failed, complete, "
-    "confirmed"
-)
-
-
-def _record(row: tuple) -> Record:
-    key, device, candidate, predicted_s, *rest = row
-    gain, func_hash, topk, tried, failed, complete, confirmed = rest[8:]
-    return Record(
-        key, device, _candidate(candidate, predicted_s), Timing(*rest[:4]), Timing(*rest[4:8]),
-        gain, func_hash, topk, tried, failed, bool(complete), confirmed,
-    )  # fmt: skip
-
-
-def _measurement(row: tuple) -> Measurement:
-    candidate, predicted_s, kind, message, median_s, min_s, spread, samples, build_s = row
-    outcome = Failure(FailureKind(kind), message) if kind else Timing(median_s, min_s, spread, samples)
-    return Measurement(_candidate(candidate, predicted_s), outcome, build_s)
-
-
-def _candidate(text: str, predicted_s: float) -> Candidate:
-    candidate = Candidate.from_json(text)
-    return Candidate(candidate.family, candidate.knobs, predicted_s)
+def _known(workload: Workload) -> Insert:
+    return Insert(WORKLOADS, [rows.workload_row(workload)], Conflict.OLD)

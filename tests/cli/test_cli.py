@@ -398,6 +398,20 @@ class TestDatabase:
         assert main(["db", "import", str(tmp_path / "none"), "--db", path]) == 2
         assert capsys.readouterr().err.startswith("subtune: error: ")
 
+    def test_merge(self, db, capsys, tmp_path):
+        source, key = db
+        target = str(tmp_path / "target.db")
+        assert main(["db", "merge", source, "--db", target]) == 0
+        expected = f"{source}: 1 of 1 workloads, 3 of 3 measurements, 1 of 1 winners came over\n"
+        assert capsys.readouterr().out == expected
+        assert main(["db", "list", "--db", target]) == 0
+        assert capsys.readouterr().out.startswith(key)
+        assert main(["db", "merge", str(tmp_path / "none.db"), "--db", target]) == 2
+        assert capsys.readouterr().err == (
+            f"subtune: error: there is no database {tmp_path / 'none.db'}; name the file of one\n"
+        )
+        assert not (tmp_path / "none.db").exists()
+
     def test_list_of_nothing(self, capsys, tmp_path):
         assert main(["db", "list", "--db", str(tmp_path / "new.db")]) == 0
         assert capsys.readouterr().out == "no records\n"

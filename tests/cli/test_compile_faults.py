@@ -20,7 +20,7 @@ import pytest
 import subtune
 from subtune import models
 from subtune.core.errors import ArtifactError, DatabaseError
-from subtune.database import Database, connection
+from subtune.database import Database, sqlite_file
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from tests.whole import IS_WHOLE
@@ -201,7 +201,7 @@ def test_a_damaged_database_does_not_stop_a_compile(
 def test_a_locked_database_is_an_error_that_says_so(
     filled: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BUSY_S", 0.1)
+    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.1)
     database = tmp_path / "t.db"
     database.write_bytes(filled.read_bytes())
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as holder:
@@ -219,7 +219,7 @@ def test_a_read_only_directory(
 ) -> None:
     database = tmp_path / "t.db"
     database.write_bytes(filled.read_bytes())
-    monkeypatch.setattr(connection.os, "access", lambda path, mode: path != database and path != tmp_path / "none")
+    monkeypatch.setattr(sqlite_file.os, "access", lambda path, mode: path != database and path != tmp_path / "none")
     report = compile_model(small_model, tmp_path / "m.subtune", topk=1, threads=2, database=database)
     assert all(row.tuned_s for row in report.rows), "what is in it is used"
     assert "read-only" in caplog.text

@@ -61,6 +61,7 @@ def check(title: str, value: Any) -> None:
         ("db list", ["db", "list"]),
         ("db export", ["db", "export", "exchanged"]),
         ("db import", ["db", "import", "exchanged"]),
+        ("db merge", ["db", "merge", "cache/subtune/tuning.db", "--db", "merged.db"]),
         ("db gc", ["db", "gc"]),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,6 +28,8 @@ from subtune.core.record import Record
 from subtune.core.versions import Scope, Versions
 from subtune.core.workload import Workload
 from subtune.database import Database, export_metaschedule, import_metaschedule, store
+from subtune.database.statements import Select
+from subtune.database.tables import WORKLOADS
 from subtune.passes.extract import extract
 from subtune.passes.outline import outline
 from subtune.passes.partition import partition
@@ -73,8 +77,8 @@ def workload():
 
 
 @pytest.fixture
-def database(tmp_path):
-    with Database(tmp_path / "dir" / "tuning.db") as opened:
+def database(place):
+    with Database(place) as opened:
         yield opened
 
 
@@ -177,6 +181,20 @@ def test_a_later_measurement_replaces_the_earlier(database, workload):
     assert [m.outcome for m in database.show(workload.key)[2]] == [FAST]
 
 
+def test_a_candidate_may_be_longer_than_an_index_takes(database, workload, caplog):
+    """As that of a traced schedule may be: 60 KB that cannot be compressed."""
+    traces = [Candidate.make("trace", json=random.Random(seed).randbytes(30_000).hex()) for seed in range(2)]
+    for seconds in (2e-6, 1e-6):
+        for trace in traces:
+            database.add_suggestion(workload, trace, seconds)
+            database.add_measurements(workload, X, [Measurement(trace, replace(FAST, median_s=seconds))])
+    assert sorted(database.suggestions(workload), key=str) == sorted(traces, key=str)
+    assert {m.candidate: m.outcome.median_s for m in database.measurements(workload.key, X)} == dict.fromkeys(
+        traces, 1e-6
+    )
+    assert not caplog.records, "all of it was stored"
+
+
 def test_the_least_time_is_the_records_or_any_candidates(database, workload):
     assert database.least_s(workload, X) == 0.0
     wrong = Measurement(Candidate.make("tiled", mr=1), Failure(FailureKind.WRONG_RESULT, "no"))
@@ -224,16 +242,37 @@ def test_gc_drops_other_versions_old_rows_and_orphans(database, workload, monkey
 
 def test_workloads_are_stored_compressed(database, workload):
     database.add_record(workload, record_of(workload), TODAY)
-    (blob,) = database._file.execute("SELECT func FROM workloads").fetchone()
+    ((blob,),) = database.read(Select(WORKLOADS, ("func",)))
     assert zlib.decompress(blob).decode() == workload.to_json()
 
 
-def test_a_database_of_a_newer_format_is_refused_and_left_alone(database, workload):
-    database.add_record(workload, record_of(workload), TODAY)
-    database._file.execute("PRAGMA user_version=99")
+def test_a_file_of_a_newer_format_is_refused_and_left_alone(tmp_path, workload):
+    path = tmp_path / "t.db"
+    with Database(path) as database:
+        database.add_record(workload, record_of(workload), TODAY)
+        database._connection.handle.execute("PRAGMA user_version=99")
+    content = path.read_bytes()
     with pytest.raises(DatabaseError, match="format 99"):
-        Database(database.path)
-    assert len(list(database.path.parent.glob("*.corrupt-*"))) == 0
+        Database(path)
+    assert [(file, file.read_bytes()) for file in tmp_path.iterdir()] == [(path, content)]
+
+
+def test_threads_share_an_open_database(database, workload, caplog):
+    """More rows than a transaction's, of one workload and of one each."""
+    workloads = [matmul(n) for n in range(2, 6)]
+
+    def store(turn):
+        for i in range(20):
+            candidate = Candidate.make("tiled", mr=i, turn=turn)
+            database.add_measurements(workload, X, [Measurement(candidate, FAST), Measurement(CANDIDATE, SLOW)])
+            database.add_record(workloads[turn], record_of(workloads[turn]), TODAY)
+            assert database.outcomes(workload, X)[candidate] == FAST
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(store, range(4)))
+    assert not caplog.records
+    assert len(database.measurements(workload.key, X)) == 81
+    assert [database.lookup(w, X) for w in workloads] == [record_of(w) for w in workloads]
 
 
 # -- MetaSchedule ------------------------------------------------------------------------------------------
@@ -361,7 +400,7 @@ def test_default_is_a_candidate_like_any_other(database, workload):
 
 
 def test_another_process_reads_a_quantised_workload(tmp_path):
-    """Its division is an operator of our own, which a process has to know."""
+    """Its division is an operator of our own, which a process has to know; what speaks to a server it need not."""
     x, scale = relax.Var("x", relax.TensorType((8, 16), "float32")), relax.const(np.float32(0.1))
     body = relax.op.quantize(x, scale, relax.const(3, "uint8"), axis=0, out_dtype="uint8")
     bb = relax.BlockBuilder()
@@ -375,7 +414,8 @@ def test_another_process_reads_a_quantised_workload(tmp_path):
     with Database(tmp_path / "t.db") as database:
         database.add_measurements(subgraph.workload, X, [Measurement(CANDIDATE, FAST)])
     program = "import sys; from subtune.database import Database\n"
-    program += "with Database(sys.argv[1]) as database: print(database.workload(sys.argv[2]).key)"
+    program += "with Database(sys.argv[1]) as database: print(database.workload(sys.argv[2]).key)\n"
+    program += "print(sorted({'sqlalchemy', 'psycopg'} & sys.modules.keys()))"
     command = [sys.executable, "-c", program, str(tmp_path / "t.db"), subgraph.workload.key]
     found = subprocess.run(command, capture_output=True, text=True)
-    assert found.stdout.strip() == subgraph.workload.key, found.stderr
+    assert found.stdout.splitlines() == [subgraph.workload.key, "[]"], found.stderr

@@ -27,8 +27,8 @@ def copy(n: int) -> Workload:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with Database(tmp_path / "t.db") as found:
+def database(place: Path | str) -> Iterator[Database]:
+    with Database(place) as found:
         yield found
 
 

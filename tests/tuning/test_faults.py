@@ -20,7 +20,7 @@ from subtune.backends.cpu.device import CPU
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import DatabaseError
 from subtune.core.measurement import FailureKind
-from subtune.database import Database, connection
+from subtune.database import Database, sqlite_file
 from subtune.measure import ReplayMeasurer
 from subtune.tuning.search import Search, tune_subgraph
 
@@ -156,7 +156,7 @@ def test_ctrl_c_while_a_candidate_hangs_ends_the_search_and_its_workers(tmp_path
     assert process.returncode == 0
     assert not psutil.wait_procs(workers, timeout=300)[1]
     with Database(path) as database:
-        ((_, kind),) = database._file.execute("SELECT candidate, kind FROM measurements").fetchall()
+        ((_, kind),) = database._connection.handle.execute("SELECT candidate, kind FROM measurements").fetchall()
         assert kind == ""  # the good candidate's time was kept
 
 
@@ -232,7 +232,7 @@ def test_an_empty_file_is_a_new_database(tmp_path, workloads, device):
 
 
 def test_a_locked_database_is_reported_when_it_is_opened(filled, monkeypatch):
-    monkeypatch.setattr(connection, "BUSY_S", 0.1)
+    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.1)
     holder = sqlite3.connect(filled, isolation_level=None)
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")
     holder.execute("BEGIN EXCLUSIVE")
@@ -246,7 +246,7 @@ def test_a_locked_database_is_reported_when_it_is_opened(filled, monkeypatch):
 
 
 def test_a_lock_that_stays_while_tuning_does_not_lose_the_compile(filled, workloads, device, monkeypatch, caplog):
-    monkeypatch.setattr(connection, "BUSY_S", 0.1)
+    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.1)
     with Database(filled) as database:
         database.gc(older_than_s=-1)  # nothing is younger: all winners go
         holder = sqlite3.connect(filled, isolation_level=None)
@@ -263,8 +263,8 @@ def test_a_lock_that_stays_while_tuning_does_not_lose_the_compile(filled, worklo
 def test_a_full_disk_while_tuning_does_not_lose_the_compile(filled, workloads, device, caplog):
     with Database(filled) as database:
         before = len(database.list_records())
-        (pages,) = database._file.execute("PRAGMA page_count").fetchone()
-        database._file.execute(f"PRAGMA max_page_count={pages}")
+        (pages,) = database._connection.handle.execute("PRAGMA page_count").fetchone()
+        database._connection.handle.execute(f"PRAGMA max_page_count={pages}")
         fresh = _more(workloads, 12)
         with caplog.at_level(logging.WARNING):
             records = [tune_one(w, database, device) for w in fresh]
@@ -281,7 +281,7 @@ def _more(workloads, count):
 
 
 def test_a_read_only_database_is_used_and_not_written(filled, workloads, device, monkeypatch, caplog):
-    monkeypatch.setattr(connection.os, "access", lambda path, mode: False)  # the tests may run as root
+    monkeypatch.setattr(sqlite_file.os, "access", lambda path, mode: False)  # the tests may run as root
     content = filled.read_bytes()
     with caplog.at_level(logging.WARNING), Database(filled) as database:
         assert "read-only" in caplog.text
