@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from subtune.backends import as_device
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
-from subtune.core.measurement import Comparison, Failure, FailureKind
+from subtune.core.measurement import Comparison, Failure, FailureKind, Measurement
+from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure.replay import ReplayMeasurer, ReplaySession
@@ -75,20 +77,17 @@ class Measurer(ReplayMeasurer):
         self.is_interrupted = True
 
 
-def tuned(path: Path, device: Device, measurer: Measurer) -> list[tuple]:
+def tuned(path: Path, device: Device, measurer: Measurer) -> tuple[list[Record], list[list[Measurement]]]:
     """All that the database holds afterwards, but when."""
     search = Search(topk=8, candidates=policy)
     with Database(path) as database:
         records = tune([Single(one) for one in WORKLOADS], device, search, database=database, measurer=measurer)
         assert records.keys() == {one.key for one in WORKLOADS}
         assert all(record.complete for record in records.values())
-        rows = []
-        for name, columns in (
-            ("winners", "key, device, versions, candidate, median_s, gain, func_hash, topk, tried, failed, complete"),
-            ("measurements", "key, device, versions, candidate, kind, message, median_s, min_s, samples"),
-        ):
-            rows += database.read(f"SELECT {columns} FROM {name} ORDER BY key, candidate", ())
-    return rows
+        scope = as_device(device).scope()
+        tried = [sorted(database.measurements(one.key, scope), key=str) for one in WORKLOADS]
+        found = sorted(database.list_records(), key=lambda record: record.workload_key)
+    return found, tried
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -101,7 +100,7 @@ def test_winners_are_the_same_on_any_number_of_devices(tmp_path, device, overlap
         places = list(measurer.sites_of.values())
         assert all(len(one) == 1 for one in places), "a workload stays where it began"
         assert len({site for one in places for site, _ in one}) == sites, "every device has some"
-    assert len(found[0]) > 5 * len(WORKLOADS)
+    assert sum(map(len, found[0][1])) > 5 * len(WORKLOADS)
     assert found[1:] == found[:1] * 3
 
 
