@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,12 +81,14 @@ class LostInCall(ConnectionError):
 class Connection:
     """Sessions with a device, one after the other: each is replaced before it is too old, or when it was lost.
 
-    `forget` is called before each session's end: it lets go of all that is loaded in it.
+    Args:
+        begin: called with each new session.
+        forget: called before each session's end; lets go of all that is loaded in it.
     """
 
-    def __init__(self, remote: Remote, forget: Callable[[], None]) -> None:
+    def __init__(self, remote: Remote, begin: Callable[[Any], None], forget: Callable[[], None]) -> None:
         self.remote = remote
-        self._forget = forget
+        self._begin, self._forget = begin, forget
         self._session: Any = None
         self._since = 0.0
 
@@ -100,6 +103,11 @@ class Connection:
         if self._session is None:
             self._session = self._patiently()
             self._since = time.monotonic()
+            try:
+                self._begin(self._session)
+            except Exception as e:
+                self.drop()
+                raise ConnectionError(f"{self.remote} was lost as its session began: {e}") from e
         return self._session
 
     def _patiently(self) -> Any:
@@ -220,9 +228,31 @@ def connected(remote: Remote) -> Any:
 
     try:
         if not remote.key:
+            _ask(remote)
             return rpc.connect(remote.host, remote.port, session_timeout=SESSION_S)
         tracker = rpc.connect_tracker(remote.host, remote.port)
         return tracker.request(remote.key, session_timeout=SESSION_S)
     except Exception as e:
         reason = str(e).strip().splitlines()[-1:] or [type(e).__name__]
         raise ConnectionError(f"{remote} cannot be reached: {reason[0]}") from e
+
+
+def _ask(remote: Remote) -> None:
+    """Whether the server takes sessions now: TVM's `connect` would wait without end. A wrong key gets an answer.
+
+    Raises:
+        OSError: it takes none.
+    """
+    from tvm.rpc import base
+
+    number, key = struct.Struct("<i"), b"subtune: is somebody there?"
+    with socket.create_connection((remote.host, remote.port), _ANSWERS_S) as asked:
+        asked.sendall(number.pack(base.RPC_MAGIC) + number.pack(len(key)) + key)
+        try:
+            is_server = number.unpack(asked.recv(number.size, socket.MSG_WAITALL)) == (base.RPC_CODE_MISMATCH,)
+        except TimeoutError as e:
+            raise TimeoutError("it is busy with somebody else's session, or has to be started again") from e
+        except (OSError, struct.error):
+            is_server = False
+    if not is_server:
+        raise ConnectionError("no server of TVM's RPC is there")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
 from subtune.measure.site import Site
 from subtune.models import reduced
+from subtune.runtime import remote as remote_runtime
 from subtune.runtime.remote import Remote, SessionExpired, close, facts_of, read_remote
 from tests.measure.rpc_server import rpc_server
 
@@ -91,11 +94,27 @@ def test_a_device_says_what_it_is(remote, device):
         device_at(remote, facts, "H100")
 
 
-def test_nobody_there():
+def test_nobody_there(monkeypatch):
+    monkeypatch.setattr(remote_runtime, "_ANSWERS_S", 0.2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))
+        address = Remote("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(SubtuneError, match="cannot be reached"):
-            facts_of(Remote("127.0.0.1", taken.getsockname()[1]))
+            facts_of(address)
+        taken.listen(1)  # and accepts nobody, as a server whose thread has ended
+        with pytest.raises(SubtuneError, match="it is busy with somebody else's session, or has to be started again"):
+            facts_of(address)
+
+
+def test_another_kind_of_server():
+    class Greets(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.2")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Greets) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        with pytest.raises(SubtuneError, match="no server of TVM's RPC is there"):
+            facts_of(Remote("127.0.0.1", other.server_address[1]))
 
 
 def test_good_candidates_are_checked_and_timed(session):
@@ -179,8 +198,8 @@ def test_a_ring_goes_through_all_sets(library):
     assert found.numpy().tolist() == [2]
 
 
-def test_a_connection_that_was_lost_is_made_again(library, another):
-    place, (inputs, output, expected) = There(another, 2), arguments()
+def test_a_connection_that_was_lost_is_made_again(library, another, device):
+    place, (inputs, output, expected) = There(another, device), arguments()
     kernel = place.load(Library(library, "", (), 0.0))
     assert place.run(kernel, inputs, [output]) > 0
     np.testing.assert_allclose(output.bytes.view(np.float32), expected, rtol=1e-5, atol=1e-6)
@@ -195,7 +214,7 @@ def test_a_connection_that_was_lost_is_made_again(library, another):
 
 def test_what_hangs_is_ended(another, doubles, device, tmp_path, monkeypatch):
     monkeypatch.setattr(there, "_HANGS_S", 1)
-    place, (inputs, output, _) = There(another, 2), arguments()
+    place, (inputs, output, _) = There(another, device), arguments()
     hangs = place.load(Library(sent(doubles.hang, device, tmp_path), "", (), 0.0))
     with pytest.raises(SessionExpired, match="more than 1 s"):
         place.run(hangs, inputs, [output])

@@ -173,16 +173,11 @@ class CPUBackend(Backend):
         return write_library(self.lower(func, device), stem)
 
     def build_to_send(self, func: tvm.tirx.PrimFunc, device: Device, stem: str, is_optional: bool) -> str | Failure:
-        import tvm
-
-        from subtune.backends.cpu.lowering.pipeline import PIPELINE
-        from subtune.backends.cpu.lowering.ring import ring
+        from subtune.backends.cpu.lowering.ring import ring, write
         from subtune.backends.host.conversions import without_conversions
-        from subtune.backends.host.export import export
 
-        target, path = device.model.target(), Path(f"{stem}.so")
-        compiled = tvm.compile(ring(without_conversions(func), target), target, tir_pipeline=PIPELINE)
-        export(compiled, path, device.model.host.triple)
+        model, path = _model(device), Path(f"{stem}.so")
+        write(ring(without_conversions(func), model.target()), model, path)
         return str(path)
 
     def bench(self, workload: Workload, device: Device, job: Any) -> Bench:
@@ -190,7 +185,7 @@ class CPUBackend(Backend):
         from subtune.backends.cpu.timing.there import there
 
         model = _model(device)
-        place = there(job.remote, model.threads) if job.remote else None
+        place = there(job.remote, model) if job.remote else None
         return Bench(workload, model, job.default, job.reference, job.patience_s, job.rows_past_end, place)
 
     # -- programs

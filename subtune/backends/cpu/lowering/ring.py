@@ -1,25 +1,28 @@
 """A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
 
-    begin()                         once in a session: see `_begin`
     spread(source, array, copies)   array = source, source, …
     compare(one, other, found)      found[0] = how many bytes of the two differ
     ring(first, calls, sets, seconds, offsets, a, b, …)
                                     for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
 
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
-many `seconds` the process is ended.
+many `seconds` the process is ended. What begins a session is a library of its own (`beginning`): it is small.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import ir, tirx
 
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
 from subtune.backends.cpu.lowering.launches import joined
+from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.backends.host.chooser import checked
+from subtune.backends.host.export import export
 
 KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
 _DIES_WITH_PARENT, _KILL = 1, 9
@@ -32,19 +35,24 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
     (flat,) = flattened({kernel: func}, target).values()
     whole = joined(flat)
     made = {kernel: by_address(whole, whole.body), ir.GlobalVar(RING): _ring(kernel, len(func.params))}
-    others = {SPREAD: _spread(), COMPARE: _compare(), BEGIN: _begin()}
-    return tvm.IRModule({**made, **{ir.GlobalVar(name): one for name, one in others.items()}})
+    return tvm.IRModule({**made, ir.GlobalVar(SPREAD): _spread(), ir.GlobalVar(COMPARE): _compare()})
 
 
-def _begin() -> Any:
-    """From here on a child of the process serves the session, and ends as it may: the process itself ends well.
+def beginning() -> tvm.IRModule:
+    """From its call on a child of the process serves the session, and ends as it may: the process itself ends well.
 
     TVM's server takes no further session once the process of one has ended with an error.
     """
     serves = _call("prctl", _DIES_WITH_PARENT, _KILL, 0, 0, 0)
     waits = tirx.SeqStmt([_call("wait", tirx.reinterpret("handle", _number(0))), _call("_exit", 0)])
     body = tirx.IfThenElse(tirx.call_extern("int32", "fork") > 0, waits, serves)
-    return tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)
+    return tvm.IRModule({ir.GlobalVar(BEGIN): tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)})
+
+
+def write(mod: tvm.IRModule, device: CPUModel, path: Path) -> None:
+    """Compile it for another machine."""
+    target = device.target()
+    export(tvm.compile(mod, target, tir_pipeline=PIPELINE), path, device.host.triple)
 
 
 def _ring(kernel: Any, count: int) -> Any:

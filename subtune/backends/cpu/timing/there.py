@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, RING, SPREAD
+from subtune.backends.cpu.device import CPUModel
+from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, RING, SPREAD, beginning, write
 from subtune.core.measurement import Comparison, Timing
+from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.guarded import GUARD_BYTES, Guarded
 from subtune.measure.messages import Library
@@ -43,9 +45,9 @@ _ON_ALL_CORES = 1
 
 
 @cache
-def there(remote: Remote, threads: int) -> There:
+def there(remote: Remote, device: CPUModel) -> There:
     """One connection for all workloads of this process."""
-    return There(remote, threads)
+    return There(remote, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +72,13 @@ class There:
         ConnectionError: the connection was lost, or there is none. The next call connects again.
     """
 
-    def __init__(self, remote: Remote, threads: int) -> None:
-        self._connection = Connection(remote, self._forget)
-        self._threads = threads
-        self._is_begun = False
+    def __init__(self, remote: Remote, device: CPUModel) -> None:
+        self._connection = Connection(remote, self._begin, self._forget)
+        self._threads = device.threads
+        with temporary() as folder:
+            path = folder / "beginning.so"
+            write(beginning(), device, path)
+            self._beginning = path.read_bytes()
         self._numbers = count()
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
@@ -169,13 +174,13 @@ class There:
             self._connection.drop()
             raise ConnectionError(f"the connection to {self._connection.remote} was lost: {e}") from e
 
-    def _begin(self, session: Any, module: Any) -> None:
+    def _begin(self, session: Any) -> None:
         """Before anything runs: the threads are those of the process that goes on."""
-        module[BEGIN]()
+        self._loaded[BEGIN] = _loaded(session, bytearray(self._beginning), f"{BEGIN}.so")
+        self._loaded[BEGIN][BEGIN]()
         session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
 
     def _forget(self) -> None:
-        self._is_begun = False
         self._loaded.clear()
         self._kept.clear()
 
@@ -187,13 +192,7 @@ class There:
         session = self._connection.session()
         if path not in self._loaded:
             # of two with one name the system would give the first
-            name = f"{next(self._numbers)}-{Path(path).name}"
-            session.upload(path, name)
-            self._loaded[path] = session.load_module(name)
-            session.remove(name)
-            if not self._is_begun:
-                self._begin(session, self._loaded[path])
-                self._is_begun = True
+            self._loaded[path] = _loaded(session, path, f"{next(self._numbers)}-{Path(path).name}")
             if len(self._loaded) > _LIBRARIES:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(path)
@@ -233,6 +232,13 @@ class There:
 
     def _held(self, key: tuple[int, int]) -> int:
         return _stride(self._kept[key][0]) * (key[1] or 2)
+
+
+def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
+    session.upload(library, name)
+    module = session.load_module(name)
+    session.remove(name)
+    return module
 
 
 def _stride(one: Guarded) -> int:
