@@ -106,6 +106,37 @@ def test_nobody_there(monkeypatch):
             facts_of(address)
 
 
+def test_a_device_that_has_gone_is_waited_for_once(monkeypatch):
+    """And again, once it was there."""
+    tries, is_there = [], []
+
+    def connected(remote):
+        tries.append(remote)
+        if not is_there:
+            raise ConnectionError("nobody")
+        return object()
+
+    monkeypatch.setattr(remote_runtime, "connected", connected)
+    monkeypatch.setattr(remote_runtime, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(remote_runtime, "_PAUSE_S", 0.01)
+    connection = remote_runtime.Connection(ADDRESS, lambda _: None, lambda: None)
+    counts = []
+    for _ in range(2):
+        with pytest.raises(remote_runtime.DeviceGone, match="nobody"):
+            connection.session()
+        counts.append(len(tries))
+    assert counts[0] > 3
+    assert counts[1] - counts[0] == 1
+    is_there.append(True)
+    assert connection.session() is connection.session()
+    is_there.clear()
+    connection.drop()
+    before = len(tries)
+    with pytest.raises(remote_runtime.DeviceGone):
+        connection.session()
+    assert len(tries) - before > 3
+
+
 def test_another_kind_of_server():
     class Greets(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -224,7 +255,7 @@ def test_what_hangs_is_ended(another, doubles, device, tmp_path, monkeypatch):
 
 def test_a_model(another, tmp_path: Path):
     report = compile_model(
-        reduced("mlp"), tmp_path / "m.subtune", remote=str(another), budget_s=5, threads=2, database=tmp_path / "db"
+        reduced("mlp"), tmp_path / "m.subtune", remote=str(another), topk=2, threads=2, database=tmp_path / "db"
     )
     assert report.verified
     assert all(row.tuned_s > 0 for row in report.rows)
