@@ -15,15 +15,17 @@ import tvm
 
 from subtune import load
 from subtune.backends import as_device, device_at
-from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD, tools, write
+from subtune.backends.cpu.lowering.pack_there import numbers_of, plain
+from subtune.backends.cpu.lowering.ring import COMPARE, PACK, RING, SPREAD, tools, write
 from subtune.backends.cpu.timing import there
 from subtune.backends.cpu.timing.there import There
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError
+from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
-from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
 from subtune.measure.site import Site
@@ -230,6 +232,43 @@ def test_a_ring_goes_through_all_sets(library, device, tmp_path):
     one, other = (np.array(values, np.uint8) for values in ([0, 1, 2, 3, 4], [0, 9, 2, 3, 5]))
     module[COMPARE](tvm.runtime.tensor(one), tvm.runtime.tensor(other), found)
     assert found.numpy().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "packing"),
+    [
+        ((64, 3, 3, 5), Packing(((2, 32), (3,), (3,), (5,)), (0, 2, 3, 4, 1))),
+        ((64, 48), Packing(((64,), (3, 16)), (1, 0, 2))),
+        ((48,), plain((48,))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
+def test_constants_are_packed_there(shape, packing, dtype, device, tmp_path):
+    write(tools(), as_device(device).model, tmp_path / "tools.so")
+    module = tvm.runtime.load_module(str(tmp_path / "tools.so"))
+    constant = np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
+    expected = packing(constant)
+    array = tvm.runtime.tensor(np.full(expected.nbytes + 64, 7, np.uint8))
+    given = [tvm.runtime.tensor(one) for one in (as_bytes(constant), numbers_of(packing, shape))]
+    module[f"{PACK}{constant.itemsize}"](given[0], array, 32, given[1])
+    found = array.numpy()
+    assert (found[:32] == 7).all()
+    assert (found[-32:] == 7).all()
+    np.testing.assert_array_equal(found[32:-32].copy().view(dtype).reshape(packing.shape), expected)
+
+
+def test_layouts_that_pad_are_sent():
+    assert numbers_of(Packing(((3, 32), (5,)), (0, 2, 1)), (70, 5)) is None
+
+
+@pytest.mark.parametrize("form", [None, Packing(((125, 200),), (1, 0)), Packing(((126, 200),), (1, 0))])
+def test_large_constants_are_laid_out_there(form, another, device):
+    place = There(another, as_device(device).model)
+    constant = np.arange(25000, dtype=np.float32)
+    one = Guarded.like(form(constant) if form else constant, "float32")
+    one.origin = constant, form
+    np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
+    place._connection.drop()
 
 
 def test_a_connection_that_was_lost_is_made_again(library, another, device):

@@ -19,11 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, RING, SPREAD, tools, write
+from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, plain
+from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, PACK, PUT, RING, SPREAD, TOOLS, tools, write
+from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Timing
 from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
-from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.runtime.remote import SESSION_S, Connection, LostInCall, Remote, SessionExpired
 
@@ -83,6 +85,7 @@ class There:
         self._rings: OrderedDict[str, Any] = OrderedDict()
         self._tool: dict[str, Any] = {}
         self._offsets: dict[bytes, Any] = {}
+        self._constants: OrderedDict[int, tuple[np.ndarray, Any]] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
         """Copies of arguments, by the argument and how many there are; 0: one, and one to compare it with."""
 
@@ -125,8 +128,8 @@ class There:
         """A large input with its zones, which stays there, and what it is compared with afterwards."""
         key = (id(one), 0)
         if key not in self._kept:
-            array = self._sent(one.whole)
-            self._keep(key, one, (array, self._copies(array, one.whole.size, 1)))
+            array = self._placed(one)
+            self._keep(key, one, (array, self._copies(array, _stride(one), 1)))
         self._kept.move_to_end(key)
         array, before = self._kept[key][1]
         return array, before
@@ -137,7 +140,7 @@ class There:
         self._tool[COMPARE](array, before, found)
         if int(found.numpy()[0]):
             del self._kept[id(one), 0]
-            one.whole[:] = array.numpy()
+            one.whole[:] = array.numpy()[: one.whole.size]
 
     def caller(self, kernel: _Kernel, arguments_of: Callable[[int], Sequence[Guarded]], copies: int, _: bool) -> Any:
         return _Caller(kernel, arguments_of(0), copies)
@@ -191,12 +194,13 @@ class There:
         """Before anything runs: the threads are those of the process that goes on."""
         loaded = _loaded(session, bytearray(self._tools), "tools.so")
         loaded[BEGIN]()
-        self._tool = {name: loaded[name] for name in (SPREAD, COMPARE)}
+        self._tool = {name: loaded[name] for name in TOOLS}
         session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
 
     def _forget(self) -> None:
         self._rings.clear()
         self._tool.clear()
+        self._constants.clear()
         self._offsets.clear()
         self._kept.clear()
 
@@ -231,11 +235,36 @@ class There:
         """The argument with its zones, one copy behind the other."""
         key = (id(one), caller.copies)
         if key not in self._kept:
-            padded = np.zeros(_stride(one), np.uint8)
-            padded[: one.whole.size] = one.whole
-            self._keep(key, one, self._copies(self._sent(padded), padded.size, caller.copies))
+            self._keep(key, one, self._copies(self._placed(one), _stride(one), caller.copies))
         self._kept.move_to_end(key)
         return self._kept[key][1]
+
+    def _placed(self, one: Guarded) -> Any:
+        """An argument with its zones. A large constant is sent once, and laid out there: TVM sends 50 MB a second."""
+        import tvm
+
+        numbers = _layout(one)
+        if numbers is None or one.origin is None:
+            padded = np.zeros(_stride(one), np.uint8)
+            padded[: one.whole.size] = one.whole
+            return self._sent(padded)
+        constant, _ = one.origin
+        made = tvm.runtime.empty((_stride(one),), "uint8", self._device)
+        end = GUARD_BYTES + one.bytes.size
+        for start, zone in ((0, one.whole[:GUARD_BYTES]), (end, one.whole[end:])):
+            self._tool[PUT](self._sent(zone), made, start)
+        pack = self._tool[f"{PACK}{constant.itemsize}"]
+        pack(self._constant(constant), made, GUARD_BYTES, self._sent(numbers))
+        return made
+
+    def _constant(self, array: np.ndarray) -> Any:
+        key = id(array)
+        if key not in self._constants:
+            self._constants[key] = (array, self._sent(as_bytes(array)))
+            while len(self._constants) > 1 and sum(one.nbytes for one, _ in self._constants.values()) > _KEPT_BYTES:
+                self._constants.popitem(last=False)
+        self._constants.move_to_end(key)
+        return self._constants[key][1]
 
     def _copies(self, source: Any, nbytes: int, copies: int) -> Any:
         """Made there: nothing is sent."""
@@ -260,6 +289,17 @@ def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
     module = session.load_module(name)
     session.remove(name)
     return module
+
+
+def _layout(one: Guarded) -> np.ndarray | None:
+    """What `packN` must know to make it there; None for what is sent as it is."""
+    if one.origin is None or one.whole.size < _LARGE_BYTES:
+        return None
+    constant, form = one.origin
+    form = form or plain(constant.shape)
+    if not isinstance(form, Packing) or constant.itemsize not in WIDTHS:
+        return None
+    return numbers_of(form, constant.shape)
 
 
 def _stride(one: Guarded) -> int:
