@@ -56,7 +56,7 @@ class Guarded:
         self._after[:] = CANARY
         # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
         self.origin: tuple[np.ndarray, ConstantTransform | None] | None = None
-        """The constant that it holds, and in which layout: another machine may have the constant already."""
+        """What it holds, repeated or in a layout: another machine may have that already."""
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod

@@ -15,7 +15,7 @@ import tvm
 
 from subtune import load
 from subtune.backends import as_device, device_at
-from subtune.backends.cpu.lowering.pack_there import numbers_of, plain
+from subtune.backends.cpu.lowering.pack_there import numbers_of
 from subtune.backends.cpu.lowering.ring import COMPARE, PACK, RING, SPREAD, tools, write
 from subtune.backends.cpu.timing import there
 from subtune.backends.cpu.timing.there import There
@@ -26,6 +26,7 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
 from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
+from subtune.measure.inputs import repeated
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
 from subtune.measure.site import Site
@@ -239,7 +240,7 @@ def test_a_ring_goes_through_all_sets(library, device, tmp_path):
     [
         ((64, 3, 3, 5), Packing(((2, 32), (3,), (3,), (5,)), (0, 2, 3, 4, 1))),
         ((64, 48), Packing(((64,), (3, 16)), (1, 0, 2))),
-        ((48,), plain((48,))),
+        ((48,), Packing(((48,),), (0,))),
     ],
 )
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
@@ -249,16 +250,12 @@ def test_constants_are_packed_there(shape, packing, dtype, device, tmp_path):
     constant = np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
     expected = packing(constant)
     array = tvm.runtime.tensor(np.full(expected.nbytes + 64, 7, np.uint8))
-    given = [tvm.runtime.tensor(one) for one in (as_bytes(constant), numbers_of(packing, shape))]
+    given = [tvm.runtime.tensor(one) for one in (as_bytes(constant), numbers_of(packing))]
     module[f"{PACK}{constant.itemsize}"](given[0], array, 32, given[1])
     found = array.numpy()
     assert (found[:32] == 7).all()
     assert (found[-32:] == 7).all()
     np.testing.assert_array_equal(found[32:-32].copy().view(dtype).reshape(packing.shape), expected)
-
-
-def test_layouts_that_pad_are_sent():
-    assert numbers_of(Packing(((3, 32), (5,)), (0, 2, 1)), (70, 5)) is None
 
 
 @pytest.mark.parametrize("form", [None, Packing(((125, 200),), (1, 0)), Packing(((126, 200),), (1, 0))])
@@ -267,6 +264,15 @@ def test_large_constants_are_laid_out_there(form, another, device):
     constant = np.arange(25000, dtype=np.float32)
     one = Guarded.like(form(constant) if form else constant, "float32")
     one.origin = constant, form
+    np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
+    place._connection.drop()
+
+
+def test_large_inputs_are_repeated_there(another, device):
+    place = There(another, as_device(device).model)
+    block = np.arange(7001, dtype=np.float32)
+    one = Guarded.like(repeated(block, (150, 200)), "float32")
+    one.origin = block, None
     np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
     place._connection.drop()
 

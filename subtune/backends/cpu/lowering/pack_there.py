@@ -6,7 +6,6 @@ put(some, array, start)                array from its byte `start` on = some
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from itertools import accumulate
 from math import prod
@@ -23,16 +22,16 @@ WIDTHS = (1, 2, 4, 8)
 """Bytes of an element."""
 
 
-def plain(shape: Sequence[int]) -> Packing:
-    """The layout that a constant has anyhow."""
-    return Packing(tuple((dim,) for dim in shape), tuple(range(len(shape))))
+def padded_shape(packing: Packing) -> tuple[int, ...]:
+    """Of the constant that is laid out so: all its parts are whole."""
+    return tuple(map(prod, packing.split))
 
 
-def numbers_of(packing: Packing, shape: Sequence[int]) -> np.ndarray | None:
-    """What `packN` must know of a constant of `shape`: the extents of the layout's dims, and how far apart in the
-    constant two neighbours in each are. None where the layout pads, or has too many dims.
+def numbers_of(packing: Packing) -> np.ndarray | None:
+    """What `packN` must know: the extents of the layout's dims, and how far apart in the padded constant two neighbours
+    in each are. None where it has too many dims.
     """
-    if tuple(map(prod, packing.split)) != tuple(shape) or len(packing.order) > _PARTS:
+    if len(packing.order) > _PARTS:
         return None
     parts = [part for dim in packing.split for part in dim]
     strides = list(accumulate(reversed(parts[1:]), lambda one, other: one * other, initial=1))[::-1]

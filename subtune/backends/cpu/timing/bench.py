@@ -79,9 +79,11 @@ class Bench:
         dangers = hazards(workload)
         self._names, self._nan_spreads = dangers.sets, dangers.nan_spreads
         self._rounds = dangers.rounds or dangers.rounds_to_float8, dangers.rounds_to_float8
+        self._blocks = make_sets(workload, dangers, BLOCK)
+        """What the input sets consist of: large arrays are repetitions."""
         self._sets = [
             [repeated(block, elements(arg.shape)) for arg, block in zip(self._inputs, blocks, strict=True)]
-            for blocks in make_sets(workload, dangers, BLOCK)
+            for blocks in self._blocks
         ]
         self._pool: dict[tuple[int, int], Guarded] = {}
         self._results = [np.empty(0) for _ in self._outputs]
@@ -241,8 +243,7 @@ class Bench:
             copies, which = _checked(arg, library)
             kept = partial(copies.guarded, self._sets[index][i], packings.get(i), which, made)
             guarded.append(kept() if is_kept else made())
-            if arg.is_constant:
-                guarded[-1].origin = self._sets[index][i], packings.get(i)
+            guarded[-1].origin = self._blocks[index][i], packings.get(i)
         return given, guarded
 
     def _spoilt(self, library: Library, index: int, position: int) -> None:
@@ -287,7 +288,7 @@ class Bench:
                 array = self._first_set(position, form)
                 made = partial(Guarded.like, array, str(array.dtype) if form else arg.dtype)
                 arguments.append(_COPIES.guarded(self._sets[0][position], form, copy, made))
-                arguments[-1].origin = self._sets[0][position], form
+                arguments[-1].origin = self._blocks[0][position], form
                 continue
             key = (copy, position)
             if key not in self._pool:
@@ -296,6 +297,7 @@ class Bench:
                 else:
                     self._pool[key] = Guarded.like(self._sets[0][position], arg.dtype, slack)
                     self._pool[key].repeat()
+                    self._pool[key].origin = self._blocks[0][position], None
             arguments.append(self._pool[key])
         return arguments
 

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, plain
+from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, padded_shape
 from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, PACK, PUT, RING, SPREAD, TOOLS, tools, write
-from subtune.core.kernel import Packing
+from subtune.core.kernel import ConstantTransform, Packing
 from subtune.core.measurement import Comparison, Timing
 from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
@@ -85,7 +85,7 @@ class There:
         self._rings: OrderedDict[str, Any] = OrderedDict()
         self._tool: dict[str, Any] = {}
         self._offsets: dict[bytes, Any] = {}
-        self._constants: OrderedDict[int, tuple[np.ndarray, Any]] = OrderedDict()
+        self._constants: OrderedDict[tuple[int, tuple[int, ...]], tuple[np.ndarray, Any]] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
         """Copies of arguments, by the argument and how many there are; 0: one, and one to compare it with."""
 
@@ -240,28 +240,48 @@ class There:
         return self._kept[key][1]
 
     def _placed(self, one: Guarded) -> Any:
-        """An argument with its zones. A large constant is sent once, and laid out there: TVM sends 50 MB a second."""
+        """An argument with its zones. What a large one consists of is sent once: TVM sends 50 MB a second."""
         import tvm
 
-        numbers = _layout(one)
-        if numbers is None or one.origin is None:
-            padded = np.zeros(_stride(one), np.uint8)
-            padded[: one.whole.size] = one.whole
-            return self._sent(padded)
-        constant, _ = one.origin
+        if one.origin is None or one.whole.size < _LARGE_BYTES:
+            return self._sent_whole(one)
         made = tvm.runtime.empty((_stride(one),), "uint8", self._device)
         end = GUARD_BYTES + one.bytes.size
+        if not self._fill(made, one.bytes.size, *one.origin):
+            return self._sent_whole(one)
         for start, zone in ((0, one.whole[:GUARD_BYTES]), (end, one.whole[end:])):
             self._tool[PUT](self._sent(zone), made, start)
-        pack = self._tool[f"{PACK}{constant.itemsize}"]
-        pack(self._constant(constant), made, GUARD_BYTES, self._sent(numbers))
         return made
 
-    def _constant(self, array: np.ndarray) -> Any:
-        key = id(array)
+    def _sent_whole(self, one: Guarded) -> Any:
+        padded = np.zeros(_stride(one), np.uint8)
+        padded[: one.whole.size] = one.whole
+        return self._sent(padded)
+
+    def _fill(self, made: Any, nbytes: int, block: np.ndarray, form: ConstantTransform | None) -> bool:
+        """With repetitions of the block, or with the block in its layout; False for a form that is not known there."""
+        if form is None:
+            for start in range(0, nbytes, block.nbytes):
+                part = (
+                    block if nbytes - start >= block.nbytes else block.reshape(-1)[: (nbytes - start) // block.itemsize]
+                )
+                self._tool[PUT](self._constant(block, part.shape, part), made, GUARD_BYTES + start)
+            return True
+        numbers = numbers_of(form) if isinstance(form, Packing) and block.itemsize in WIDTHS else None
+        if numbers is None or not isinstance(form, Packing):
+            return False
+        source = self._constant(block, padded_shape(form), block)
+        self._tool[f"{PACK}{block.itemsize}"](source, made, GUARD_BYTES, self._sent(numbers))
+        return True
+
+    def _constant(self, owner: np.ndarray, shape: tuple[int, ...], array: np.ndarray) -> Any:
+        """`array`, which is `owner` or a part of it, with zeros behind it in every dim, up to `shape`: several layouts
+        pad alike."""
+        key = (id(owner), shape)
         if key not in self._constants:
-            self._constants[key] = (array, self._sent(as_bytes(array)))
-            while len(self._constants) > 1 and sum(one.nbytes for one, _ in self._constants.values()) > _KEPT_BYTES:
+            padded = np.pad(array, [(0, size - dim) for dim, size in zip(array.shape, shape, strict=True)])
+            self._constants[key] = (owner, self._sent(as_bytes(padded)))
+            while len(self._constants) > 1 and sum(map(_bytes_of, self._constants.values())) > _KEPT_BYTES:
                 self._constants.popitem(last=False)
         self._constants.move_to_end(key)
         return self._constants[key][1]
@@ -291,15 +311,8 @@ def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
     return module
 
 
-def _layout(one: Guarded) -> np.ndarray | None:
-    """What `packN` must know to make it there; None for what is sent as it is."""
-    if one.origin is None or one.whole.size < _LARGE_BYTES:
-        return None
-    constant, form = one.origin
-    form = form or plain(constant.shape)
-    if not isinstance(form, Packing) or constant.itemsize not in WIDTHS:
-        return None
-    return numbers_of(form, constant.shape)
+def _bytes_of(kept: tuple[np.ndarray, Any]) -> int:
+    return int(kept[1].shape[0])
 
 
 def _stride(one: Guarded) -> int:
