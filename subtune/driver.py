@@ -14,6 +14,7 @@ from subtune.artifact import Artifact, load
 from subtune.artifact.destination import check_destination
 from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
+from subtune.cluster import Fleet, joined
 from subtune.core.clock import Clock
 from subtune.core.durations import budget_seconds
 from subtune.core.errors import TargetError
@@ -80,10 +81,11 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
-    device, sites, is_elsewhere = _device(options)
     clock = Clock()
     with ExitStack() as until_chosen:
-        measurer = until_chosen.enter_context(_measurer(options, device, sites, is_elsewhere))
+        fleet = until_chosen.enter_context(joined(options))
+        device, sites, is_elsewhere = _device(options, fleet)
+        measurer = until_chosen.enter_context(_measurer(options, device, sites, is_elsewhere, fleet))
         with clock.stage("prepare"):
             dump = Dump(Path(options.dump)) if options.dump is not None else None
             forms = device.backend.forms(device.model)
@@ -134,13 +136,16 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
 
 @contextmanager
-def _measurer(options: Options, device: Device, sites: Sequence[Site], is_elsewhere: bool) -> Iterator[Measurer | None]:
-    """The caller's; or one whose processes start while the model is read, where there are cores for both."""
-    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or sites != HERE)
+def _measurer(
+    options: Options, device: Device, sites: Sequence[Site], is_elsewhere: bool, fleet: Fleet | None
+) -> Iterator[Measurer | None]:
+    """The caller's; one with the cluster's processes, or with some that start while the model is read, where there are
+    cores for both."""
+    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or fleet or sites != HERE)
     if options.measurer is not None or not is_needed:
         yield options.measurer
         return
-    with LocalMeasurer(sites=sites) as own:
+    with LocalMeasurer(sites=sites, supply=fleet) as own:
         own.start(device)
         yield own
 
@@ -166,10 +171,10 @@ def _tuned(
     )
 
 
-def _device(options: Options) -> tuple[Device, tuple[Site, ...], bool]:
+def _device(options: Options, fleet: Fleet | None) -> tuple[Device, tuple[Site, ...], bool]:
     """What to compile for; where kernels are measured; and whether they are nowhere. Says before the work what cannot
     be verified."""
-    device, sites = measured_on(options)
+    device, sites = measured_on(options) if fleet is None else (fleet.device, HERE)
     runs_elsewhere = bool(device.model.obstacle())
     stand_in = device.backend.stand_in(device) if runs_elsewhere else None
     if options.verify and stand_in is not None:
@@ -177,7 +182,7 @@ def _device(options: Options) -> tuple[Device, tuple[Site, ...], bool]:
             stand_in.backend.check(stand_in, is_measured=False)
         except TargetError as e:
             raise TargetError(f"{e}, to verify it here; compile with --no-verify") from e
-    return device, sites, runs_elsewhere and not options.remote
+    return device, sites, runs_elsewhere and not (options.remote or fleet)
 
 
 def _verification(

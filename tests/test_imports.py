@@ -37,7 +37,7 @@ ROOMS = (
     ("report",),
     ("options",),
     ("dynamic",),
-    ("sites",),
+    ("sites", "cluster"),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),

@@ -53,7 +53,7 @@ class LocalSupply:
     ):
         self._search_path = tuple(search_path)
         self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
-        self.kept_bytes = min(_KEPT_BYTES, int(_KEPT_SHARE * self._memory_bytes))
+        self.kept_bytes = kept_bytes(self._memory_bytes)
         self.sites = tuple(sites)
         self._count = builders or min(usable_cores(), MAX_BUILDERS)
         self._servers: dict[str, ForkServer] = {}
@@ -122,6 +122,11 @@ class LocalSupply:
 def here(builders: int | None = None, sites: Sequence[Site] = HERE) -> LocalSupply:
     """Processes of this machine with the limits that are right for most."""
     return LocalSupply(builders, (), None, sites)
+
+
+def kept_bytes(memory_bytes: int | None = None) -> int:
+    """What prepared sessions may take together, of a runner that may use so much; by default of half a machine."""
+    return min(_KEPT_BYTES, int(_KEPT_SHARE * (_half_of_memory() if memory_bytes is None else memory_bytes)))
 
 
 def _threads(count: int) -> dict[str, str]:
