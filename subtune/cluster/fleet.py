@@ -66,6 +66,7 @@ class Fleet:
         self._runners: list[StationRunner] = []
         self._builders: Builders | None = None
         self._gone_since = 0.0
+        self._admissions: list[threading.Thread] = []
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -112,6 +113,8 @@ class Fleet:
             links = [member.link for member in self._members.values()]
         for link in links:
             link.end()
+        for admission in self._admissions:
+            admission.join()  # nobody asks a cluster that was left
         if self._builders is not None:
             self._builders.close()
         self._cluster.close()
@@ -170,11 +173,12 @@ class Fleet:
             for id, member in list(self._members.items()):
                 if id not in nodes or member.link.is_ended:
                     self._lose(member)
-            for id in nodes.keys() - self._members.keys() - self._refused.keys():
+            for id in [id for id in nodes if id not in self._members and id not in self._refused]:
                 member = _Member(nodes[id], self._cluster.station(nodes[id]))
                 with self._lock:
                     self._members[id] = member
-                threading.Thread(target=self._admit, args=(member,), daemon=True).start()
+                self._admissions.append(threading.Thread(target=self._admit, args=(member,), daemon=True))
+                self._admissions[-1].start()
             with self._lock:
                 self._assign()
                 lost = self._lost()

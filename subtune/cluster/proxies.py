@@ -125,6 +125,7 @@ class StationRunner:
         while True:
             given = (seat.number, job, limit_s, files)
             answer = seat.link.call("run", *given, title=title, meanwhile=self._look)
+            self._look()
             if not isinstance(answer, Missing):
                 return answer
             files = {path: contents(path) for path in answer.paths}

@@ -89,9 +89,6 @@ class LocalSupply:
         for runners in self._runners.values():
             for runner in runners:
                 runner.close()
-        self.close_servers()
-
-    def close_servers(self) -> None:
         for server in self._servers.values():
             server.close()
 
