@@ -107,6 +107,9 @@ class Fleet:
             runner.interrupt()
 
     def close(self) -> None:
+        """All stations end. Again it does nothing."""
+        if self._closed.is_set():
+            return
         self._closed.set()
         self._watcher.join()  # it starts no station any more
         with self._lock:
