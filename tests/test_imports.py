@@ -38,10 +38,11 @@ ROOMS = (
     ("options",),
     ("dynamic",),
     ("sites", "cluster"),
+    ("workplace",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),
-    ("compiling",),
+    ("compiling", "fleet"),
     ("cli",),
     ("__main__",),
 )

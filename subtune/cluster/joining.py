@@ -1,4 +1,4 @@
-"""From the user's options to a fleet."""
+"""From the user's options to a stations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from subtune.backends import device_of
 from subtune.backends.base import Device
 from subtune.cluster.devices import device_among, overridden
 from subtune.cluster.facts import Asked, Facts
-from subtune.cluster.fleet import Cluster, Fleet
+from subtune.cluster.stations import Cluster, Stations
 from subtune.core.errors import TargetError
 from subtune.options import Options
 
 
 @contextmanager
-def joined(options: Options) -> Iterator[Fleet | None]:
+def joined(options: Options) -> Iterator[Stations | None]:
     """The stations of the user's `cluster`, until the end of the `with`; None where no cluster is asked for.
 
     Raises:
@@ -30,14 +30,14 @@ def joined(options: Options) -> Iterator[Fleet | None]:
         raise TargetError(f"--cluster names the devices of all of its nodes, {other} others: name one of them")
     from subtune.cluster.on_ray import connected  # loads Ray
 
-    fleet = fleet_of(connected(options.cluster), options)
+    stations = stations_of(connected(options.cluster), options)
     try:
-        yield fleet
+        yield stations
     finally:
-        fleet.close()
+        stations.close()
 
 
-def fleet_of(cluster: Cluster, options: Options) -> Fleet:
+def stations_of(cluster: Cluster, options: Options) -> Stations:
     """The stations of `cluster` for the user's target."""
     where = f"the cluster at {cluster.name}"
 
@@ -47,6 +47,6 @@ def fleet_of(cluster: Cluster, options: Options) -> Fleet:
 
         return device_among(found, options.target, own, where)
 
-    fleet = Fleet(cluster, Asked(options.target, options.threads, options.numerics), choose)
-    fleet.device = overridden(fleet.device, options.device_file, options.threads)
-    return fleet
+    stations = Stations(cluster, Asked(options.target, options.threads, options.numerics), choose)
+    stations.device = overridden(stations.device, options.device_file, options.threads)
+    return stations

@@ -67,7 +67,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 class RayCluster:
-    """See `fleet.Cluster`."""
+    """See `stations.Cluster`."""
 
     def __init__(self, name: str, is_own: bool) -> None:
         self.name, self._is_own = name, is_own
@@ -92,7 +92,7 @@ class RayCluster:
                 num_gpus=node.gpus,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 max_concurrency=min(node.cpus, MAX_BUILDERS) * 2 + min(node.gpus, _MOST_DEVICES) + _SPARE_THREADS,
-                max_restarts=0,  # the fleet makes a new one: it has to tell it again what is built for
+                max_restarts=0,  # `Stations` makes a new one, which has to be told what is built for
             )
             .remote()
         )

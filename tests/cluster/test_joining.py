@@ -12,8 +12,8 @@ from subtune.options import Options
 
 
 def test_no_cluster():
-    with joined(Options()) as fleet:
-        assert fleet is None
+    with joined(Options()) as stations:
+        assert stations is None
 
 
 @pytest.mark.parametrize("given", [{"devices": (0, 1)}, {"remote": "127.0.0.1:9090"}])

@@ -55,21 +55,21 @@ def test_nodes_and_stations_that_are_killed(cluster, tmp_path):
     losses: list[str] = []
 
     with (
-        joined(Options(cluster=cluster.address, threads=1)) as fleet,
-        LocalMeasurer(supply=fleet) as measurer,
+        joined(Options(cluster=cluster.address, threads=1)) as stations,
+        LocalMeasurer(supply=stations) as measurer,
         Database(tmp_path / "tuned.db") as database,
     ):
-        (runner,) = fleet._runners
-        assert len({member.node.id for member in fleet._members.values()}) == 2
+        (runner,) = stations._runners
+        assert len({member.node.id for member in stations._members.values()}) == 2
 
         def lose(_: Progress) -> None:
             if len(losses) < 2 and runner.seat is not None:
-                (node,) = (id for id, member in fleet._members.items() if member.link is runner.seat.link)
+                (node,) = (id for id, member in stations._members.items() if member.link is runner.seat.link)
                 (cluster.kill if losses else cluster.kill_station)(node)
                 losses.append(node)
 
         singles, search = [Single(one) for one in workloads], Search(topk=4)
-        found = tune(singles, fleet.device, search, database=database, measurer=measurer, progress=lose)
+        found = tune(singles, stations.device, search, database=database, measurer=measurer, progress=lose)
     assert len(losses) == 2
     assert found.keys() == {one.key for one in workloads}
     assert all(record.complete for record in found.values())

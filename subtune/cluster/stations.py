@@ -55,7 +55,7 @@ class _Member:
     is_open: bool = False
 
 
-class Fleet:
+class Stations:
     """A `measure.supply.Supply`. `asked` says what the nodes are asked for; `choose` which of their devices it is."""
 
     def __init__(self, cluster: Cluster, asked: Asked, choose: Callable[[Sequence[Facts]], Device]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from subtune.backends import device_of
-from subtune.cluster import fleet as fleets
+from subtune.cluster import stations as the_stations
 from subtune.cluster.facts import Asked, Facts
-from subtune.cluster.fleet import Fleet
-from subtune.cluster.joining import fleet_of
+from subtune.cluster.joining import stations_of
+from subtune.cluster.stations import Stations
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import ClusterError, DevicesLost, TargetError
 from subtune.core.measurement import Built, Comparison, Timing
@@ -35,17 +35,17 @@ def schedules(monkeypatch: pytest.MonkeyPatch, doubles: Any) -> None:
 
 
 @contextmanager
-def measuring(cluster: ThreadCluster) -> Iterator[tuple[LocalMeasurer, Fleet]]:
-    fleet = fleet_of(cluster, OPTIONS)
-    with LocalMeasurer(schedule="doubles:schedule", supply=fleet) as measurer:
-        yield measurer, fleet
+def measuring(cluster: ThreadCluster) -> Iterator[tuple[LocalMeasurer, Stations]]:
+    stations = stations_of(cluster, OPTIONS)
+    with LocalMeasurer(schedule="doubles:schedule", supply=stations) as measurer:
+        yield measurer, stations
     assert cluster.is_closed
 
 
 @contextmanager
-def opened(cluster: ThreadCluster, doubles: Any) -> Iterator[tuple[LocalMeasurer, Fleet, LocalSession]]:
-    with measuring(cluster) as (measurer, fleet), measurer.session(doubles.workload(), fleet.device) as session:
-        yield measurer, fleet, session
+def opened(cluster: ThreadCluster, doubles: Any) -> Iterator[tuple[LocalMeasurer, Stations, LocalSession]]:
+    with measuring(cluster) as (measurer, stations), measurer.session(doubles.workload(), stations.device) as session:
+        yield measurer, stations, session
 
 
 def jobs(cluster: ThreadCluster) -> dict[str, set[str]]:
@@ -61,9 +61,9 @@ def until(holds: Any) -> None:
 
 def test_all_nodes_build_and_each_site_measures(doubles):
     cluster = ThreadCluster(2)
-    with opened(cluster, doubles) as (measurer, fleet, session):
+    with opened(cluster, doubles) as (measurer, stations, session):
         assert measurer.sites == 2
-        assert fleet.device.fingerprint() == device_of(threads=1).fingerprint()
+        assert stations.device.fingerprint() == device_of(threads=1).fingerprint()
         built = session.build([DEFAULT, *GOOD, Candidate("slow")], math.inf)
         assert all(isinstance(one, Built) for one in built.values())
         assert isinstance(session.check(GOOD[0]), Comparison)
@@ -76,9 +76,9 @@ def test_all_nodes_build_and_each_site_measures(doubles):
 
 def test_nodes_of_one_machine_are_one_device(doubles):
     cluster = ThreadCluster(2, host=lambda _: "one")
-    with opened(cluster, doubles) as (measurer, fleet, session):
+    with opened(cluster, doubles) as (measurer, stations, session):
         assert measurer.sites == 1
-        (runner,) = fleet._runners
+        (runner,) = stations._runners
         assert runner.host == "one"
         cluster.go(int(runner.seat.link.address[-1]))  # the other node has the same processor
         until(lambda: runner.seat is not None and not runner.seat.link.is_ended)
@@ -110,7 +110,7 @@ def test_a_node_that_is_lost_while_it_builds_and_measures(doubles):
 
 
 def test_where_no_device_is_left(doubles, monkeypatch):
-    monkeypatch.setattr(fleets, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(the_stations, "PATIENCE_S", 0.5)
     cluster = ThreadCluster(1)
     with opened(cluster, doubles) as (_, _, session):
         session.build([DEFAULT, GOOD[0]], math.inf)
@@ -170,15 +170,15 @@ def test_nodes_that_are_refused(changes, said):
             return replace(super().facts(asked), **changes)
 
     with pytest.raises(ClusterError, match=said):
-        fleet_of(ThreadCluster(1, make=Other), OPTIONS)
+        stations_of(ThreadCluster(1, make=Other), OPTIONS)
 
 
 def test_a_cluster_without_room(monkeypatch):
-    monkeypatch.setattr(fleets, "_GATHER_S", 0.2)
+    monkeypatch.setattr(the_stations, "_GATHER_S", 0.2)
     with pytest.raises(ClusterError, match="no node of the cluster at threads was free"):
-        fleet_of(ThreadCluster(0), OPTIONS)
+        stations_of(ThreadCluster(0), OPTIONS)
 
 
 def test_a_target_that_no_node_has():
     with pytest.raises(TargetError, match="no node of the cluster at threads has a device of target cortex-a76: "):
-        fleet_of(ThreadCluster(1), Options(target="cortex-a76"))
+        stations_of(ThreadCluster(1), Options(target="cortex-a76"))
