@@ -31,6 +31,10 @@ class DevicesLost(ClusterError):
     """No device is left to measure on, or nobody to build; what was measured is in the database."""
 
 
+class FleetError(SubtuneError):
+    """The file of a fleet is not as it should be."""
+
+
 class DatabaseError(SubtuneError):
     """The tuning database cannot be opened, read or written."""
 
