@@ -73,11 +73,10 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
-    output, options = check_destination(output), Options(**given)
+    output, options, clock = check_destination(output), Options(**given), Clock()
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
-    clock = Clock()
     with ExitStack() as until_chosen:
         place = until_chosen.enter_context(workplace(options))
         device, is_elsewhere = place.device, place.is_elsewhere
