@@ -42,15 +42,15 @@ class FleetTarget:
 class Fleet:
     models: tuple[FleetModel, ...]
     targets: tuple[FleetTarget, ...]
-    output: Path
+    output: str | Path
     database: str
     budget_s: float | None = None
     """Of the whole run."""
     topk: int = 20
 
     def artifact(self, target: FleetTarget, model: FleetModel) -> Path:
-        folder = self.output / target.name if len(self.targets) > 1 else self.output
-        return folder / model.output
+        folder = Path(self.output)
+        return (folder / target.name if len(self.targets) > 1 else folder) / model.output
 
 
 def read_fleet(path: str | Path) -> Fleet:
