@@ -6,8 +6,10 @@ import logging
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from subtune.cluster.facts import Node
@@ -38,8 +40,9 @@ def connected(address: str) -> RayCluster:
     """
     if ray.is_initialized():  # by the caller, who also ends it
         return RayCluster(address, is_own=False)
-    if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):
-        _reach(address, found[1], int(found[2]))  # Ray itself tries for minutes, and then ends the process
+    known = _last_started() if address == "auto" else address
+    if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", known):
+        _reach(known, found[1], int(found[2]))  # Ray itself tries for minutes, and then ends the process
     elif address != "auto":
         raise ClusterError(f"--cluster {address!r} is no address: give auto, host:port, or ray://host:port")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what no station does
@@ -52,6 +55,16 @@ def connected(address: str) -> RayCluster:
     return RayCluster(address, is_own=True)
 
 
+def _last_started() -> str:
+    """The cluster that Ray takes `auto` for; "" where it looks for one itself."""
+    if given := os.environ.get("RAY_ADDRESS"):
+        return given
+    try:
+        return (Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _reach(address: str, host: str, port: int) -> None:
     try:
         socket.create_connection((host.strip("[]"), port), _REACH_S).close()
@@ -62,7 +75,9 @@ def _reach(address: str, host: str, port: int) -> None:
 
 
 def _first_sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    """Of what a Ray server reports with a traceback, the last line."""
+    lines = str(error).strip().splitlines()
+    text = lines[-1] if any("Traceback" in line for line in lines) else " ".join(" ".join(lines).split())
     return re.split(r"(?<=[a-z])\. ", text)[0][:300] or type(error).__name__
 
 
@@ -122,7 +137,7 @@ class RayLink:
         lost = HostLost(f"the node {self.address} was lost")
         if self._has_ended:
             raise lost
-        name = f"{method}: {title}" if title and title != method else title or method
+        name = f"{method}: {title}" if title else method
         try:
             answer = getattr(self._actor, method).options(name=name).remote(*given)
             while not ray.wait([answer], timeout=_POLL_S)[0]:

@@ -62,7 +62,7 @@ class StationBuilder:
                 self._link.tell("give_up", self._number, ticket)
 
         given = (self._number, ticket, job, limit_s)
-        outcome, files = self._link.call("build", *given, title=f"build {job.candidate}", meanwhile=tell)
+        outcome, files = self._link.call("build", *given, title=str(job.candidate), meanwhile=tell)
         if isinstance(outcome, Library):
             with contextlib.suppress(FileNotFoundError):  # of a session that is over
                 write(outcome.path, files)
@@ -103,6 +103,7 @@ class StationRunner:
 
     @property
     def is_there(self) -> bool:
+        self._look()  # who waits for one does so until Ctrl-C
         return self._is_there(self._number)
 
     def start(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,8 @@ _GATHER_S = 120.0
 _LATE_S = 10.0
 """So long others may take after the first: whoever is later builds, and takes the place of what is lost."""
 _LOOK_S = 0.5
+_MOST_LOSSES = 5
+"""Of stations on a node that stays: it is short of memory, perhaps."""
 
 
 class Cluster(Protocol):
@@ -63,6 +66,7 @@ class Stations:
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}
         self._refused: dict[str, str] = {}
+        self._losses: Counter[str] = Counter()
         self._runners: list[StationRunner] = []
         self._builders: Builders | None = None
         self._gone_since = 0.0
@@ -169,25 +173,26 @@ class Stations:
         """In a thread: nodes that are new get a station, those that are gone lose theirs."""
         while not self._closed.is_set():
             try:
-                nodes = {node.id: node for node in self._cluster.nodes()}
+                self._meet({node.id: node for node in self._cluster.nodes()})
             except Exception as e:  # the cluster's own head may be away for a while
                 _log.warning("%s does not say which nodes it has: %s", self, e)
-                nodes = {id: member.node for id, member in self._members.items()}
-            for id, member in list(self._members.items()):
-                if id not in nodes or member.link.is_ended:
-                    self._lose(member)
-            for id in [id for id in nodes if id not in self._members and id not in self._refused]:
-                member = _Member(nodes[id], self._cluster.station(nodes[id]))
-                with self._lock:
-                    self._members[id] = member
-                self._admissions.append(threading.Thread(target=self._admit, args=(member,), daemon=True))
-                self._admissions[-1].start()
             with self._lock:
                 self._assign()
                 lost = self._lost()
             if lost is not None and self._builders is not None:
                 self._builders.interrupt(lost)
             self._closed.wait(_LOOK_S)
+
+    def _meet(self, nodes: Mapping[str, Node]) -> None:
+        for id, member in list(self._members.items()):
+            if id not in nodes or member.link.is_ended:
+                self._lose(member)
+        for id in [id for id in nodes if id not in self._members and id not in self._refused]:
+            member = _Member(nodes[id], self._cluster.station(nodes[id]))
+            with self._lock:
+                self._members[id] = member
+            self._admissions.append(threading.Thread(target=self._admit, args=(member,), daemon=True))
+            self._admissions[-1].start()
 
     def _admit(self, member: _Member) -> None:
         """In a thread of its own, which waits until the node has room."""
@@ -245,6 +250,9 @@ class Stations:
 
     def _lose(self, member: _Member) -> None:
         member.link.end()
+        self._losses[member.node.id] += 1
+        if self._losses[member.node.id] == _MOST_LOSSES:
+            self._refuse(member, f"its station was lost {_MOST_LOSSES} times")
         with self._lock:
             self._members.pop(member.node.id, None)
             for runner in self._runners:

@@ -24,7 +24,7 @@ from subtune.pipeline import prepare
 from subtune.tuning.search import Search, Single, tune
 from tests.cluster.ray_nodes import Nodes, nodes
 
-pytest.importorskip("ray", reason="needs Ray: pip install 'subtune[ray]'")
+pytest.importorskip("ray", reason="needs Ray: pip install 'subtune[ray]'")  # 240 MB, so no part of the extra `test`
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def cluster() -> Iterator[Nodes]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_model_compiled_over_two_nodes(cluster, small_model, reference, tmp_path):
     database = tmp_path / "tuned.db"
     options = {"database": database, "topk": 3, "threads": 1}
@@ -49,6 +50,7 @@ def test_a_model_compiled_over_two_nodes(cluster, small_model, reference, tmp_pa
     assert [row.candidate for row in again.rows] == [row.candidate for row in report.rows]
 
 
+@pytest.mark.slow
 def test_nodes_and_stations_that_are_killed(cluster, tmp_path):
     """The device's station first, then its whole node: the run ends with all records, as one without losses."""
     workloads = [subgraph.workload for subgraph in prepare(reduced("mlp")).subgraphs]
@@ -82,6 +84,12 @@ def test_an_address_that_is_none():
         pytest.raises(ClusterError, match="'somewhere' is no address: give auto, host:port, or ray://host:port"),
         joined(Options(cluster="somewhere")),
     ):
+        pass
+
+
+def test_the_cluster_that_was_started_last_is_gone(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1:9 cannot be reached"), joined(Options(cluster="auto")):
         pass
 
 
