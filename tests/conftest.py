@@ -26,6 +26,11 @@ from tests.measure.patient import PatientMeasurer
 from tests.small_model import Builder, builder, small_onnx, small_reference
 from tests.whole import IS_WHOLE
 
+# Tests leave little garbage, and TVM's objects are none of the collector's: it looks for it a thirtieth as often. What
+# is imported before the tests are collected is looked through only then.
+gc.set_threshold(20_000, 10, 10)
+gc.disable()
+
 DOUBLES = Path(__file__).resolve().parent / "measure" / "doubles.py"
 
 # The same examples in every run: a test that fails does so because of a change. The README says how to look for others.
@@ -62,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: garbage need not be looked for among it, again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,6 +21,8 @@ import subtune
 from subtune import models
 from subtune.bench.render import BEGIN, END
 from subtune.cli.main import build_parser, main
+from subtune.measure import LocalMeasurer
+from tests.borrowed import lent
 from tests.dynamic.models import decoder
 from tests.whole import IS_WHOLE
 
@@ -92,6 +94,12 @@ def commands(page: Path) -> Iterator[list[str]]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One database for all pages: they compile the same few models, which then are tuned once, as by a reader."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(workers: LocalMeasurer) -> Iterator[None]:
+    with lent(workers):
+        yield
 
 
 @pytest.fixture(autouse=True)

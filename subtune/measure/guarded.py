@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from subtune.core.kernel import ConstantTransform
 from subtune.measure.pages import Pages
 from subtune.runtime.memory import HUGE_PAGE
 
@@ -54,6 +55,8 @@ class Guarded:
         self._before[:] = CANARY
         self._after[:] = CANARY
         # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
+        self.origin: tuple[np.ndarray, ConstantTransform | None] | None = None
+        """The constant that it holds, and in which layout: another machine may have the constant already."""
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod

@@ -6,7 +6,7 @@ from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.core.measuring import Bench
 from subtune.measure.build import load_workload
 from subtune.measure.messages import CheckJob, Prepared, PrepareJob, RunJob, TimeJob, Unprepared
-from subtune.runtime.remote import LostInCall, SessionExpired
+from subtune.runtime.remote import DeviceGone, LostInCall, SessionExpired
 
 _REASON_CHARS = 500
 _CALLS, _CONNECTIONS = 3, 30
@@ -23,6 +23,8 @@ def handle(job: PrepareJob | RunJob) -> Prepared | Unprepared | Timing | Compari
             return _handled(job)
         except SessionExpired as e:
             return Failure(FailureKind.TIMEOUT, str(e))
+        except DeviceGone as e:
+            return Failure(FailureKind.LAUNCH, str(e)[-_REASON_CHARS:])
         except ConnectionError as e:
             lost = str(e)[-_REASON_CHARS:]
             calls += isinstance(e, LostInCall)

@@ -74,6 +74,10 @@ class SessionExpired(TimeoutError):
     """The server has ended a session, as something in it hung."""
 
 
+class DeviceGone(ConnectionError):
+    """It cannot be reached, and has not been for a while."""
+
+
 class LostInCall(ConnectionError):
     """The connection was lost while a kernel ran: it may have ended its process."""
 
@@ -91,12 +95,14 @@ class Connection:
         self._begin, self._forget = begin, forget
         self._session: Any = None
         self._since = 0.0
+        self._patience_s = _PATIENCE_S
 
     def session(self) -> Any:
         """The session, or a new one.
 
         Raises:
-            ConnectionError: the device cannot be reached.
+            ConnectionError: the connection was lost at once.
+            DeviceGone: the device cannot be reached.
         """
         if self._session is not None and time.monotonic() - self._since > _AGE_S:
             self.drop()
@@ -111,14 +117,18 @@ class Connection:
         return self._session
 
     def _patiently(self) -> Any:
-        """Whoever was there may be starting again."""
-        end = time.monotonic() + _PATIENCE_S
+        """Whoever was there may be starting again. Once nobody has come back, nobody is waited for."""
+        end = time.monotonic() + self._patience_s
         while True:
             try:
-                return connected(self.remote)
-            except ConnectionError:
+                session = connected(self.remote)
+            except ConnectionError as e:
                 if time.monotonic() > end:
-                    raise
+                    self._patience_s = 0.0
+                    raise DeviceGone(str(e)) from e
+            else:
+                self._patience_s = _PATIENCE_S
+                return session
             time.sleep(_PAUSE_S)
 
     def drop(self) -> None:

@@ -12,10 +12,11 @@ from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.dispatch import Leaf
 from subtune.core.domain import Domain, Symbol
+from subtune.core.kernel import Kernel
 from subtune.dynamic.assemble import variants_of
 from subtune.dynamic.choose import Chosen
 from subtune.dynamic.constants import with_corners
-from subtune.dynamic.kernel import PLAIN, SINGLE, DynamicKernel, dynamic_kernel
+from subtune.dynamic.kernel import PLAIN, SINGLE
 from subtune.dynamic.model import corner_workloads, dynamic_model
 from subtune.dynamic.propose import proposals
 from subtune.dynamic.serve import carried, schedule
@@ -49,11 +50,10 @@ def written(
     shapes = {name: one.shapes for name, one in dynamic.workloads.items()}
     mod, corners, more = with_corners(dynamic.greatest.mod, shapes, dynamic.made)
     workloads = {**dynamic.workloads, **corner_workloads(corners, domain), **more}
-    found = {name: _first(one, domain, device) for name, one in workloads.items()}
+    first = {name: _first(one, domain, device) for name, one in workloads.items()}
+    found = {name: candidate for name, (candidate, _) in first.items()}
     chosen = {name: Chosen(one, (found[name],), Leaf(0), {}, {}) for name, one in workloads.items()}
-    greatest = {name: carried(one, one.extents_at(domain.greatest)) for name, one in workloads.items()}
-    kernels = {name: [schedule(whole, found[name], device)] for name, whole in greatest.items()}
-    pairs = {name: variants_of(one, kernels[name], domain, device) for name, one in chosen.items()}
+    pairs = {name: variants_of(one, [first[name][1]], domain, device) for name, one in chosen.items()}
     whole = splice(mod, {name: static for name, (_, static) in pairs.items()})
     variants = {name: one for name, (one, _) in pairs.items()}
     package = Package(
@@ -63,9 +63,10 @@ def written(
     return found
 
 
-def _first(workload: DynamicWorkload, domain: Domain, device: Device) -> Candidate:
-    proposed = proposals(workload, [workload.extents_at(domain.greatest)], device, 1)
+def _first(workload: DynamicWorkload, domain: Domain, device: Device) -> tuple[Candidate, Kernel]:
+    greatest = workload.extents_at(domain.greatest)
+    proposed, whole = proposals(workload, [greatest], device, 1), carried(workload, greatest)
     for candidate in (*proposed, DEFAULT, PLAIN, SINGLE):
-        if isinstance(dynamic_kernel(workload, candidate, device), DynamicKernel):
-            return candidate
-    raise AssertionError(f"nothing serves all instances of {workload.at(workload.extents_at(domain.greatest))}")
+        if isinstance(kernel := schedule(whole, candidate, device), Kernel):
+            return candidate, kernel
+    raise AssertionError(f"nothing serves all instances of {workload.at(greatest)}")

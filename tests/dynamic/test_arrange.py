@@ -14,6 +14,7 @@ from subtune.core.graph import Alternatives
 from subtune.core.numerics import PLAIN
 from subtune.dynamic import arrange
 from subtune.dynamic.arrange import arranged_model
+from subtune.dynamic.kernel import dynamic_kernel
 from subtune.dynamic.model import dynamic_model
 from subtune.models import reduced
 from subtune.options import Options
@@ -26,6 +27,15 @@ from tests.dynamic import models
 DOMAIN = Domain((Symbol.uniform("seq", tuple(range(1, 129))),))
 DEVICE = backends.device_of("nvidia/nvidia-h100", None, None, PLAIN, is_measured=False)
 MODEL = models.halved(models.block(hidden=256, heads=4, longest=128))
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a candidate of a workload, for all tests."""
+    monkeypatch.setattr(arrange, "dynamic_kernel", kept)
+
+
+kept = cache(dynamic_kernel)
 
 
 def prepare(point: Mapping[str, int], lengths: Lengths) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,11 @@ KINDS: dict[str, Callable[[int], Workload]] = {
 }
 
 
+kept = cache(dynamic_kernel)
+"""Of a candidate of a workload, for all tests: each takes a second or more."""
+
+
+@cache
 def of_rows(kind: str, most: int = MOST) -> DynamicWorkload:
     made = [KINDS[kind](rows) for rows in POINTS]
     found = dynamic_workload(made, [{"seq": rows} for rows in POINTS], {"seq": most})
@@ -74,16 +80,17 @@ def of_rows(kind: str, most: int = MOST) -> DynamicWorkload:
 
 
 def kernel(workload: DynamicWorkload, candidate: Candidate, most: int = MOST) -> Kernel:
-    found = dynamic_kernel(workload, candidate, DEVICE)
+    found = kept(workload, candidate, DEVICE)
     assert isinstance(found, DynamicKernel), found.reason
     assert set(found.granules) == {1}, "nothing is computed past the last row"
     return linked(workload, found, (most,), DEVICE)
 
 
+@cache
 def first_of(family: str, workload: DynamicWorkload, most: int = MOST) -> Candidate:
     """The candidate of a family that comes first among those that serve all instances."""
     proposed = (c for c in backends.candidates(workload.at((most,)), DEVICE, 60) if c.family == family)
-    return next(c for c in proposed if isinstance(dynamic_kernel(workload, c, DEVICE), DynamicKernel))
+    return next(c for c in proposed if isinstance(kept(workload, c, DEVICE), DynamicKernel))
 
 
 def check(workload: DynamicWorkload, made: Kernel, sizes: Sequence[int], folder: Path) -> None:

@@ -21,7 +21,7 @@ import time
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as CaseTimeout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,20 +205,37 @@ def run_suite(
     return tuple(results)
 
 
+def run_chosen(
+    choose: Callable[[tuple[str, ...]], Sequence[str]], limit_secs: float = LIMIT_SECS
+) -> tuple[tuple[str, ...], tuple[CaseResult, ...]]:
+    """All names, and the results of those cases that `choose` takes: one process loads the cases, once for both."""
+    with tempfile.TemporaryDirectory() as home, _pool(1, home) as pool:
+        every: tuple[str, ...] = pool.schedule(case_names).result()
+        return every, tuple(_results(pool, choose(every), False, limit_secs))
+
+
 def _run_some(names: Sequence[str], plain: bool, workers: int, limit_secs: float, home: str) -> list[CaseResult]:
-    results = []
+    with _pool(workers, home) as pool:
+        return _results(pool, names, plain, limit_secs)
+
+
+def _pool(workers: int, home: str) -> pebble.ProcessPool:
     if str(ROOT) not in sys.path:  # workers have this process's path, and find this module by its name
         sys.path.append(str(ROOT))
     context = multiprocessing.get_context("spawn")
-    with pebble.ProcessPool(workers, context=context, initializer=_start_worker, initargs=(home,)) as pool:
-        futures = [pool.schedule(run_case, args=(n, plain), timeout=limit_secs) for n in names]
-        for name, future in zip(names, futures, strict=True):
-            try:
-                results.append(future.result())
-            except CaseTimeout:
-                results.append(CaseResult(name, "crash", f"no answer in {limit_secs:.0f} s", limit_secs))
-            except Exception as e:
-                results.append(CaseResult(name, "crash", f"process died: {type(e).__name__}: {e}", 0.0))
+    return pebble.ProcessPool(workers, context=context, initializer=_start_worker, initargs=(home,))
+
+
+def _results(pool: pebble.ProcessPool, names: Sequence[str], plain: bool, limit_secs: float) -> list[CaseResult]:
+    results = []
+    futures = [pool.schedule(run_case, args=(n, plain), timeout=limit_secs) for n in names]
+    for name, future in zip(names, futures, strict=True):
+        try:
+            results.append(future.result())
+        except CaseTimeout:
+            results.append(CaseResult(name, "crash", f"no answer in {limit_secs:.0f} s", limit_secs))
+        except Exception as e:
+            results.append(CaseResult(name, "crash", f"process died: {type(e).__name__}: {e}", 0.0))
     return results
 
 

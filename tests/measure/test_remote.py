@@ -15,15 +15,17 @@ import tvm
 
 from subtune import load
 from subtune.backends import as_device, device_at
-from subtune.backends.cpu.lowering.ring import COMPARE, RING, SPREAD
+from subtune.backends.cpu.lowering.pack_there import numbers_of, plain
+from subtune.backends.cpu.lowering.ring import COMPARE, PACK, RING, SPREAD, tools, write
 from subtune.backends.cpu.timing import there
 from subtune.backends.cpu.timing.there import There
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError, TargetError
+from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Failure, FailureKind, Timing
 from subtune.driver import compile_model
 from subtune.measure import LocalMeasurer
-from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
 from subtune.measure.site import Site
@@ -106,6 +108,37 @@ def test_nobody_there(monkeypatch):
             facts_of(address)
 
 
+def test_a_device_that_has_gone_is_waited_for_once(monkeypatch):
+    """And again, once it was there."""
+    tries, is_there = [], []
+
+    def connected(remote):
+        tries.append(remote)
+        if not is_there:
+            raise ConnectionError("nobody")
+        return object()
+
+    monkeypatch.setattr(remote_runtime, "connected", connected)
+    monkeypatch.setattr(remote_runtime, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(remote_runtime, "_PAUSE_S", 0.01)
+    connection = remote_runtime.Connection(ADDRESS, lambda _: None, lambda: None)
+    counts = []
+    for _ in range(2):
+        with pytest.raises(remote_runtime.DeviceGone, match="nobody"):
+            connection.session()
+        counts.append(len(tries))
+    assert counts[0] > 3
+    assert counts[1] - counts[0] == 1
+    is_there.append(True)
+    assert connection.session() is connection.session()
+    is_there.clear()
+    connection.drop()
+    before = len(tries)
+    with pytest.raises(remote_runtime.DeviceGone):
+        connection.session()
+    assert len(tries) - before > 3
+
+
 def test_another_kind_of_server():
     class Greets(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -180,22 +213,62 @@ def arguments() -> tuple[list[Guarded], Guarded, np.ndarray]:
     return [Guarded.like(a, "float32"), Guarded.like(w, "float32")], Guarded(4000, (1000,), "float32"), a * w + 1
 
 
-def test_a_ring_goes_through_all_sets(library):
-    module = tvm.runtime.load_module(library)
+def test_a_ring_goes_through_all_sets(library, device, tmp_path):
+    ring = tvm.runtime.load_module(library)
+    write(tools(), as_device(device).model, tmp_path / "tools.so")
+    module = tvm.runtime.load_module(str(tmp_path / "tools.so"))
     inputs, output, expected = arguments()
     arrays = [tvm.runtime.empty((one.whole.size * 3,), "uint8") for one in (*inputs, output)]
     for one, array in zip((*inputs, output), arrays, strict=True):
         module[SPREAD](tvm.runtime.tensor(one.whole), array, 3)
     stride = [one.whole.size for one in (*inputs, output)]
     offsets = np.array([[GUARD_BYTES + copy * each for each in stride] for copy in range(3)], np.int64).reshape(-1)
-    module[RING](1, 2, 3, 9, tvm.runtime.tensor(offsets), *arrays)  # the second and the third set
+    taken = ring[RING](1, 2, 3, 9, tvm.runtime.tensor(offsets), *arrays)  # the second and the third set
     results = arrays[-1].numpy().reshape(3, -1)[:, GUARD_BYTES : GUARD_BYTES + 4000].copy().view(np.float32)
     np.testing.assert_allclose(results[1:], [expected, expected], rtol=1e-5, atol=1e-6)
     assert not np.allclose(results[0], expected)
+    assert 0 < taken < 10**9, "nanoseconds"
     found = tvm.runtime.tensor(np.zeros(1, np.int64))
     one, other = (np.array(values, np.uint8) for values in ([0, 1, 2, 3, 4], [0, 9, 2, 3, 5]))
     module[COMPARE](tvm.runtime.tensor(one), tvm.runtime.tensor(other), found)
     assert found.numpy().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "packing"),
+    [
+        ((64, 3, 3, 5), Packing(((2, 32), (3,), (3,), (5,)), (0, 2, 3, 4, 1))),
+        ((64, 48), Packing(((64,), (3, 16)), (1, 0, 2))),
+        ((48,), plain((48,))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
+def test_constants_are_packed_there(shape, packing, dtype, device, tmp_path):
+    write(tools(), as_device(device).model, tmp_path / "tools.so")
+    module = tvm.runtime.load_module(str(tmp_path / "tools.so"))
+    constant = np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
+    expected = packing(constant)
+    array = tvm.runtime.tensor(np.full(expected.nbytes + 64, 7, np.uint8))
+    given = [tvm.runtime.tensor(one) for one in (as_bytes(constant), numbers_of(packing, shape))]
+    module[f"{PACK}{constant.itemsize}"](given[0], array, 32, given[1])
+    found = array.numpy()
+    assert (found[:32] == 7).all()
+    assert (found[-32:] == 7).all()
+    np.testing.assert_array_equal(found[32:-32].copy().view(dtype).reshape(packing.shape), expected)
+
+
+def test_layouts_that_pad_are_sent():
+    assert numbers_of(Packing(((3, 32), (5,)), (0, 2, 1)), (70, 5)) is None
+
+
+@pytest.mark.parametrize("form", [None, Packing(((125, 200),), (1, 0)), Packing(((126, 200),), (1, 0))])
+def test_large_constants_are_laid_out_there(form, another, device):
+    place = There(another, as_device(device).model)
+    constant = np.arange(25000, dtype=np.float32)
+    one = Guarded.like(form(constant) if form else constant, "float32")
+    one.origin = constant, form
+    np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
+    place._connection.drop()
 
 
 def test_a_connection_that_was_lost_is_made_again(library, another, device):
@@ -224,7 +297,7 @@ def test_what_hangs_is_ended(another, doubles, device, tmp_path, monkeypatch):
 
 def test_a_model(another, tmp_path: Path):
     report = compile_model(
-        reduced("mlp"), tmp_path / "m.subtune", remote=str(another), budget_s=5, threads=2, database=tmp_path / "db"
+        reduced("mlp"), tmp_path / "m.subtune", remote=str(another), topk=2, threads=2, database=tmp_path / "db"
     )
     assert report.verified
     assert all(row.tuned_s > 0 for row in report.rows)

@@ -34,10 +34,20 @@ def _random(ty: Any, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(0, 2 if dtype == "bool" else 7, shape).astype(dtype)
 
 
-def _run(mod: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _run(mod: tvm.IRModule, arrays: Sequence[np.ndarray], *names: str) -> list[list[np.ndarray]]:
+    """The outputs of each of some functions, on the same inputs."""
     vm = relax.VirtualMachine(compiled(mod), tvm.cpu())
-    result = vm["main"](*[tvm.runtime.tensor(a) for a in arrays])
-    return [result.numpy()] if hasattr(result, "numpy") else [part.numpy() for part in result]
+    results = [vm[name](*[tvm.runtime.tensor(a) for a in arrays]) for name in names]
+    return [[one.numpy()] if hasattr(one, "numpy") else [part.numpy() for part in one] for one in results]
+
+
+def _both(before: tvm.IRModule, after: tvm.IRModule, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """The outputs of either: compiled together, in half the time, where they are nothing but their `main`."""
+    if any(len(mod.functions) > 1 for mod in (before, after)):
+        return [*_run(before, arrays, "main"), *_run(after, arrays, "main")]
+    mods = {"before": before, "after": after}
+    together = {name: mod["main"].with_attr("global_symbol", name) for name, mod in mods.items()}
+    return _run(tvm.IRModule(together), arrays, *together)
 
 
 def _agree(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-5) -> None:
@@ -45,7 +55,7 @@ def _agree(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-5) -
     relax.analysis.well_formed(after)
     rng = np.random.default_rng(0)
     arrays = [_random(param.ty, rng) for param in before["main"].params]
-    for want, got in zip(_run(before, arrays), _run(after, arrays), strict=True):
+    for want, got in zip(*_both(before, after, arrays), strict=True):
         assert want.shape == got.shape
         assert want.dtype == got.dtype
         scale = max(1e-6, float(np.abs(want.astype(np.float64)).max(initial=0.0)))
@@ -66,7 +76,7 @@ def module() -> Callable[..., tvm.IRModule]:
 
 @pytest.fixture
 def run() -> Callable[..., list[np.ndarray]]:
-    return _run
+    return lambda mod, arrays: _run(mod, arrays, "main")[0]
 
 
 @pytest.fixture

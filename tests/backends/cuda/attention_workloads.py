@@ -39,7 +39,7 @@ def attention(
         scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])), out_dtype=sums))
         scores = emit(op.multiply(scores, relax.const(dim**-0.5, between)))
         if mask == "causal":
-            triangle = np.triu(np.full((1, 1, rows, keys), hidden), 1).astype(between)
+            triangle = np.triu(np.full((1, 1, rows, keys), hidden, between), 1)
             scores = emit(op.add(scores, relax.const(triangle)))
         for other in added:
             scores = emit(op.add(scores, other))
@@ -91,7 +91,7 @@ def attention_that_gives(
             op.multiply(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), relax.const(0.125, dtype))
         )
         if is_causal:
-            triangle = np.triu(np.full((1, 1, rows, keys), -65504.0), 1).astype(dtype)
+            triangle = np.triu(np.full((1, 1, rows, keys), -65504.0, dtype), 1)
             scores = emit(op.add(scores, relax.const(triangle)))
         out = emit(op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), v)), [0, 2, 1, 3]))
         results = []

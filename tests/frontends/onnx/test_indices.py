@@ -17,6 +17,11 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 ONE = np.float32([[100]])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_code() -> None:
+    """None here: what is undefined, as an index of a NaN, only LLVM's optimisations take for what never happens."""
+
+
 def ints(*values: Any) -> np.ndarray:
     return np.asarray(values, np.int64)
 

@@ -1,12 +1,15 @@
 """A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
 
-    spread(source, array, copies)   array = source, source, …
-    compare(one, other, found)      found[0] = how many bytes of the two differ
     ring(first, calls, sets, seconds, offsets, a, b, …)
-                                    for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
+        for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …); returns the nanoseconds
 
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
-many `seconds` the process is ended. What begins a session is a library of its own (`beginning`): it is small.
+many `seconds` the process is ended. Another library, the same for all kernels, is loaded as a session begins:
+
+    begin()                         see `_begin`
+    spread(source, array, copies)   array = source, source, …
+    compare(one, other, found)      found[0] = how many bytes of the two differ
+    put, pack1, pack2, …            see `pack_there`
 """
 
 from __future__ import annotations
@@ -20,13 +23,17 @@ from tvm import ir, tirx
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
 from subtune.backends.cpu.lowering.launches import joined
+from subtune.backends.cpu.lowering.pack_there import WIDTHS, pack, put
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
+from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK
 from subtune.backends.host.chooser import checked
 from subtune.backends.host.export import export
 
 KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
-_DIES_WITH_PARENT, _KILL = 1, 9
-"""Of Linux: `prctl`'s option, and a signal."""
+PUT, PACK = "put", "pack"
+TOOLS = (SPREAD, COMPARE, PUT, *(f"{PACK}{width}" for width in WIDTHS))
+_DIES_WITH_PARENT, _KILL, _MONOTONIC = 1, 9, 1
+"""Of Linux with 64 bits: `prctl`'s option, a signal, a clock of two int64: seconds and nanoseconds."""
 
 
 def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
@@ -35,10 +42,17 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
     (flat,) = flattened({kernel: func}, target).values()
     whole = joined(flat)
     made = {kernel: by_address(whole, whole.body), ir.GlobalVar(RING): _ring(kernel, len(func.params))}
-    return tvm.IRModule({**made, ir.GlobalVar(SPREAD): _spread(), ir.GlobalVar(COMPARE): _compare()})
+    return tvm.IRModule(made)
 
 
-def beginning() -> tvm.IRModule:
+def tools() -> tvm.IRModule:
+    """The other library's functions."""
+    made = {BEGIN: _begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put()}
+    made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
+    return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
+
+
+def _begin() -> Any:
     """From its call on a child of the process serves the session, and ends as it may: the process itself ends well.
 
     TVM's server takes no further session once the process of one has ended with an error.
@@ -46,7 +60,7 @@ def beginning() -> tvm.IRModule:
     serves = _call("prctl", _DIES_WITH_PARENT, _KILL, 0, 0, 0)
     waits = tirx.SeqStmt([_call("wait", tirx.reinterpret("handle", _number(0))), _call("_exit", 0)])
     body = tirx.IfThenElse(tirx.call_extern("int32", "fork") > 0, waits, serves)
-    return tvm.IRModule({ir.GlobalVar(BEGIN): tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)})
+    return tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)
 
 
 def write(mod: tvm.IRModule, device: CPUModel, path: Path) -> None:
@@ -63,7 +77,13 @@ def _ring(kernel: Any, count: int) -> Any:
     starts = [tirx.BufferLoad(offsets, [entry + _number(j)]) for j in range(count)]
     places = [tirx.handle_add_byte_offset(one.data, start) for one, start in zip(arrays, starts, strict=True)]
     loop = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, checked(kernel, places))
-    body = tirx.SeqStmt([_call("alarm", tirx.Cast("int32", seconds)), loop, _call("alarm", 0)])
+    clocks = tirx.decl_buffer([4], "int64", "clocks")
+    read = [_call("clock_gettime", _MONOTONIC, tirx.address_of(clocks[at])) for at in (0, 2)]
+    now = [tirx.BufferLoad(clocks, [_number(at)]) for at in range(4)]
+    taken = (now[2] - now[0]) * _number(10**9) + now[3] - now[1]
+    steps = [_call("alarm", tirx.Cast("int32", seconds)), read[0], loop, read[1], _call("alarm", 0)]
+    on_stack = tirx.AllocBuffer(clocks, {KEEP_ON_STACK: tirx.IntImm("int32", 1)})
+    body = tirx.SeqStmt([on_stack, *steps, tirx.Return(taken)])
     return tirx.PrimFunc([first, calls, sets, seconds, offsets, *arrays], body).with_attr("global_symbol", RING)
 
 

@@ -241,6 +241,8 @@ class Bench:
             copies, which = _checked(arg, library)
             kept = partial(copies.guarded, self._sets[index][i], packings.get(i), which, made)
             guarded.append(kept() if is_kept else made())
+            if arg.is_constant:
+                guarded[-1].origin = self._sets[index][i], packings.get(i)
         return given, guarded
 
     def _spoilt(self, library: Library, index: int, position: int) -> None:
@@ -285,6 +287,7 @@ class Bench:
                 array = self._first_set(position, form)
                 made = partial(Guarded.like, array, str(array.dtype) if form else arg.dtype)
                 arguments.append(_COPIES.guarded(self._sets[0][position], form, copy, made))
+                arguments[-1].origin = self._sets[0][position], form
                 continue
             key = (copy, position)
             if key not in self._pool:

@@ -12,18 +12,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
-from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, RING, SPREAD, beginning, write
+from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, plain
+from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, PACK, PUT, RING, SPREAD, TOOLS, tools, write
+from subtune.core.kernel import Packing
 from subtune.core.measurement import Comparison, Timing
 from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
-from subtune.measure.guarded import GUARD_BYTES, Guarded
+from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.runtime.remote import SESSION_S, Connection, LostInCall, Remote, SessionExpired
 
@@ -76,11 +78,14 @@ class There:
         self._connection = Connection(remote, self._begin, self._forget)
         self._threads = device.threads
         with temporary() as folder:
-            path = folder / "beginning.so"
-            write(beginning(), device, path)
-            self._beginning = path.read_bytes()
+            path = folder / "tools.so"
+            write(tools(), device, path)
+            self._tools = path.read_bytes()
         self._numbers = count()
-        self._loaded: OrderedDict[str, Any] = OrderedDict()
+        self._rings: OrderedDict[str, Any] = OrderedDict()
+        self._tool: dict[str, Any] = {}
+        self._offsets: dict[bytes, Any] = {}
+        self._constants: OrderedDict[int, tuple[np.ndarray, Any]] = OrderedDict()
         self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
         """Copies of arguments, by the argument and how many there are; 0: one, and one to compare it with."""
 
@@ -91,40 +96,51 @@ class There:
         return _Kernel(library.path)
 
     def run(self, kernel: _Kernel, inputs: Sequence[Guarded], outputs: Sequence[Guarded]) -> float:
+        """Small arguments travel as one array, there and back: each message takes as long as a kernel."""
+        small = [one for one in (*inputs, *outputs) if one.whole.size < _LARGE_BYTES]
+        starts = dict(zip(map(id, small), accumulate(map(_stride, small), initial=0), strict=False))
+
         def ran() -> float:
-            given = [self._given(kernel, one) for one in inputs]
-            results = [self._sent(one.whole) for one in outputs]
-            offsets = self._sent_offsets([[GUARD_BYTES] * (len(given) + len(results))])
-            seconds = self._seconds(kernel, 0, 1, 1, offsets, [*(one for one, _ in given), *results])
-            for one, (array, before) in zip(inputs, given, strict=True):
-                self._bring(kernel, one, array, before)
-            for one, array in zip(outputs, results, strict=True):
-                one.whole[:] = array.numpy()
+            packed = np.zeros(sum(map(_stride, small)) or 1, np.uint8)
+            for one in small:
+                packed[starts[id(one)] :][: one.whole.size] = one.whole
+            together = self._sent(packed)
+            given = {id(one): self._given(one) for one in inputs if id(one) not in starts}
+            results = {id(one): self._sent(one.whole) for one in outputs if id(one) not in starts}
+            arrays = [given[id(one)][0] if id(one) in given else together for one in inputs]
+            arrays += [results.get(id(one), together) for one in outputs]
+            rows = [[GUARD_BYTES + starts.get(id(one), 0) for one in (*inputs, *outputs)]]
+            seconds = self._seconds(kernel, 0, 1, 1, self._sent_offsets(rows), arrays)
+            packed = together.numpy()
+            for one in small:
+                one.whole[:] = packed[starts[id(one)] :][: one.whole.size]
+            for one in inputs:
+                if id(one) in given:
+                    self._bring(one, *given[id(one)])
+            for one in outputs:
+                if id(one) in results:
+                    one.whole[:] = results[id(one)].numpy()
             return seconds
 
         return self._connected(ran)
 
-    def _given(self, kernel: _Kernel, one: Guarded) -> tuple[Any, Any]:
-        """An input with its zones; of a large one, which stays there, also what it is compared with afterwards."""
-        if one.whole.size < _LARGE_BYTES:
-            return self._sent(one.whole), None
+    def _given(self, one: Guarded) -> tuple[Any, Any]:
+        """A large input with its zones, which stays there, and what it is compared with afterwards."""
         key = (id(one), 0)
         if key not in self._kept:
-            array = self._sent(one.whole)
-            self._keep(key, one, (array, self._copies(kernel, array, one.whole.size, 1)))
+            array = self._placed(one)
+            self._keep(key, one, (array, self._copies(array, _stride(one), 1)))
         self._kept.move_to_end(key)
         array, before = self._kept[key][1]
         return array, before
 
-    def _bring(self, kernel: _Kernel, one: Guarded, array: Any, before: Any) -> None:
-        """What a kernel has made of an input; megabytes are brought only where they are not what they were."""
-        if before is not None:
-            found = self._sent(np.zeros(1, np.int64))
-            self._module(kernel.path)[COMPARE](array, before, found)
-            if not int(found.numpy()[0]):
-                return
+    def _bring(self, one: Guarded, array: Any, before: Any) -> None:
+        """What a kernel has made of an input: megabytes are brought only where they are not what they were."""
+        found = self._sent(np.zeros(1, np.int64))
+        self._tool[COMPARE](array, before, found)
+        if int(found.numpy()[0]):
             del self._kept[id(one), 0]
-        one.whole[:] = array.numpy()
+            one.whole[:] = array.numpy()[: one.whole.size]
 
     def caller(self, kernel: _Kernel, arguments_of: Callable[[int], Sequence[Guarded]], copies: int, _: bool) -> Any:
         return _Caller(kernel, arguments_of(0), copies)
@@ -146,10 +162,10 @@ class There:
     def _seconds(
         self, kernel: _Kernel, first: int, calls: int, copies: int, offsets: Any, arrays: Sequence[Any]
     ) -> float:
-        timer = self._module(kernel.path).time_evaluator(RING, self._device, number=1, repeat=1)
+        ring = self._ring(kernel.path)
         begin = time.monotonic()
         try:
-            return float(timer(first, calls, copies, _HANGS_S, offsets, *arrays).results[0])
+            return float(ring(first, calls, copies, _HANGS_S, offsets, *arrays)) * 1e-9
         except Exception as e:
             if _RPC_EXPIRED in str(e) or self._connection.is_alive():
                 raise
@@ -176,27 +192,32 @@ class There:
 
     def _begin(self, session: Any) -> None:
         """Before anything runs: the threads are those of the process that goes on."""
-        self._loaded[BEGIN] = _loaded(session, bytearray(self._beginning), f"{BEGIN}.so")
-        self._loaded[BEGIN][BEGIN]()
+        loaded = _loaded(session, bytearray(self._tools), "tools.so")
+        loaded[BEGIN]()
+        self._tool = {name: loaded[name] for name in TOOLS}
         session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
 
     def _forget(self) -> None:
-        self._loaded.clear()
+        self._rings.clear()
+        self._tool.clear()
+        self._constants.clear()
+        self._offsets.clear()
         self._kept.clear()
 
     @property
     def _device(self) -> Any:
         return self._connection.session().cpu(0)
 
-    def _module(self, path: str) -> Any:
+    def _ring(self, path: str) -> Any:
         session = self._connection.session()
-        if path not in self._loaded:
+        if path not in self._rings:
             # of two with one name the system would give the first
-            self._loaded[path] = _loaded(session, path, f"{next(self._numbers)}-{Path(path).name}")
-            if len(self._loaded) > _LIBRARIES:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(path)
-        return self._loaded[path]
+            module = _loaded(session, path, f"{next(self._numbers)}-{Path(path).name}")
+            self._rings[path] = module[RING]
+            if len(self._rings) > _LIBRARIES:
+                self._rings.popitem(last=False)
+        self._rings.move_to_end(path)
+        return self._rings[path]
 
     def _sent(self, array: np.ndarray) -> Any:
         import tvm
@@ -204,24 +225,53 @@ class There:
         return tvm.runtime.tensor(array, self._device)
 
     def _sent_offsets(self, rows: Sequence[Sequence[int]]) -> Any:
-        return self._sent(np.array(rows, np.int64).reshape(-1))
+        numbers = np.array(rows, np.int64).reshape(-1)
+        key = numbers.tobytes()
+        if key not in self._offsets:
+            self._offsets[key] = self._sent(numbers)
+        return self._offsets[key]
 
     def _spread(self, caller: _Caller, one: Guarded) -> Any:
         """The argument with its zones, one copy behind the other."""
         key = (id(one), caller.copies)
         if key not in self._kept:
-            padded = np.zeros(_stride(one), np.uint8)
-            padded[: one.whole.size] = one.whole
-            self._keep(key, one, self._copies(caller.kernel, self._sent(padded), padded.size, caller.copies))
+            self._keep(key, one, self._copies(self._placed(one), _stride(one), caller.copies))
         self._kept.move_to_end(key)
         return self._kept[key][1]
 
-    def _copies(self, kernel: _Kernel, source: Any, nbytes: int, copies: int) -> Any:
+    def _placed(self, one: Guarded) -> Any:
+        """An argument with its zones. A large constant is sent once, and laid out there: TVM sends 50 MB a second."""
+        import tvm
+
+        numbers = _layout(one)
+        if numbers is None or one.origin is None:
+            padded = np.zeros(_stride(one), np.uint8)
+            padded[: one.whole.size] = one.whole
+            return self._sent(padded)
+        constant, _ = one.origin
+        made = tvm.runtime.empty((_stride(one),), "uint8", self._device)
+        end = GUARD_BYTES + one.bytes.size
+        for start, zone in ((0, one.whole[:GUARD_BYTES]), (end, one.whole[end:])):
+            self._tool[PUT](self._sent(zone), made, start)
+        pack = self._tool[f"{PACK}{constant.itemsize}"]
+        pack(self._constant(constant), made, GUARD_BYTES, self._sent(numbers))
+        return made
+
+    def _constant(self, array: np.ndarray) -> Any:
+        key = id(array)
+        if key not in self._constants:
+            self._constants[key] = (array, self._sent(as_bytes(array)))
+            while len(self._constants) > 1 and sum(one.nbytes for one, _ in self._constants.values()) > _KEPT_BYTES:
+                self._constants.popitem(last=False)
+        self._constants.move_to_end(key)
+        return self._constants[key][1]
+
+    def _copies(self, source: Any, nbytes: int, copies: int) -> Any:
         """Made there: nothing is sent."""
         import tvm
 
         array = tvm.runtime.empty((nbytes * copies,), "uint8", self._device)
-        self._module(kernel.path)[SPREAD](source, array, copies)
+        self._tool[SPREAD](source, array, copies)
         return array
 
     def _keep(self, key: tuple[int, int], one: Guarded, arrays: Any) -> None:
@@ -239,6 +289,17 @@ def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
     module = session.load_module(name)
     session.remove(name)
     return module
+
+
+def _layout(one: Guarded) -> np.ndarray | None:
+    """What `packN` must know to make it there; None for what is sent as it is."""
+    if one.origin is None or one.whole.size < _LARGE_BYTES:
+        return None
+    constant, form = one.origin
+    form = form or plain(constant.shape)
+    if not isinstance(form, Packing) or constant.itemsize not in WIDTHS:
+        return None
+    return numbers_of(form, constant.shape)
 
 
 def _stride(one: Guarded) -> int:
