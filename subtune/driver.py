@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
 from subtune.core.durations import budget_seconds
-from subtune.core.errors import TargetError
 from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
 from subtune.dynamic.driver import compile_dynamic
 from subtune.dynamic.in_place import check_cache
-from subtune.measure import LocalMeasurer, Measurer
-from subtune.measure.site import HERE, Site
+from subtune.measure import Measurer
 from subtune.options import Options
 from subtune.passes.denormals import hides_denormals
 from subtune.passes.run import Dump
@@ -32,7 +29,6 @@ from subtune.pipeline import Prepared, prepare
 from subtune.report.account import Tuning, account
 from subtune.report.compile_report import CompileReport
 from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
-from subtune.sites import measured_on
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
 from subtune.tuning.records import Records
@@ -40,6 +36,7 @@ from subtune.tuning.search import Search, tune
 from subtune.tuning.weights import known_to_be_slower, within
 from subtune.tuning.winners import Winners
 from subtune.verification.verification import Verification
+from subtune.workplace import workplace
 
 
 def compile(
@@ -76,14 +73,14 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
 
     Ctrl-C while tuning keeps what was tuned, and the artifact is still written; the report says so.
     """
-    output, options = check_destination(output), Options(**given)
+    output, options, clock = check_destination(output), Options(**given), Clock()
     check_cache(options)
     if options.dynamic:
         return compile_dynamic(model, output, options)
-    device, sites, is_elsewhere = _device(options)
-    clock = Clock()
     with ExitStack() as until_chosen:
-        measurer = until_chosen.enter_context(_measurer(options, device, sites, is_elsewhere))
+        place = until_chosen.enter_context(workplace(options))
+        device, is_elsewhere = place.device, place.is_elsewhere
+        measurer = until_chosen.enter_context(place.measurer(options))
         with clock.stage("prepare"):
             dump = Dump(Path(options.dump)) if options.dump is not None else None
             forms = device.backend.forms(device.model)
@@ -133,18 +130,6 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
     )
 
 
-@contextmanager
-def _measurer(options: Options, device: Device, sites: Sequence[Site], is_elsewhere: bool) -> Iterator[Measurer | None]:
-    """The caller's; or one whose processes start while the model is read, where there are cores for both."""
-    is_needed = options.tune and not is_elsewhere and (device.backend.measuring.overlaps or sites != HERE)
-    if options.measurer is not None or not is_needed:
-        yield options.measurer
-        return
-    with LocalMeasurer(sites=sites) as own:
-        own.start(device)
-        yield own
-
-
 def _tuned(
     planned: Plan,
     device: Device,
@@ -164,20 +149,6 @@ def _tuned(
         later=planned.later,
         worth=planned.prospects.worth_tuning,
     )
-
-
-def _device(options: Options) -> tuple[Device, tuple[Site, ...], bool]:
-    """What to compile for; where kernels are measured; and whether they are nowhere. Says before the work what cannot
-    be verified."""
-    device, sites = measured_on(options)
-    runs_elsewhere = bool(device.model.obstacle())
-    stand_in = device.backend.stand_in(device) if runs_elsewhere else None
-    if options.verify and stand_in is not None:
-        try:
-            stand_in.backend.check(stand_in, is_measured=False)
-        except TargetError as e:
-            raise TargetError(f"{e}, to verify it here; compile with --no-verify") from e
-    return device, sites, runs_elsewhere and not options.remote
 
 
 def _verification(

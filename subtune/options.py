@@ -31,6 +31,8 @@ class Options:
     remote: str = ""
     """A device behind TVM's RPC, on which kernels are measured: host:port of its server, or host:port/key of a tracker
     that lends such devices. With `target="auto"` it is asked what it is."""
+    cluster: str = ""
+    """A Ray cluster, on whose nodes kernels are built and measured: `auto`, host:port, or ray://host:port."""
     insecure: bool = False
     """The server of `remote` may be in the open net, where everybody can run code on it."""
     device_file: str | Path | None = None

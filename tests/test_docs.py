@@ -73,7 +73,7 @@ NEEDED = {
 """Modules of examples that are no dependencies of subtune."""
 NEEDED_BY_PAGES = {"pytorch": ("torch", "onnxscript")}
 """And of pages."""
-LANGUAGES = {"python", "bash", "text", "json", "cpp", "cmake", "c++", "c", "yaml", "mermaid", ""}
+LANGUAGES = {"python", "bash", "text", "toml", "json", "cpp", "cmake", "c++", "c", "yaml", "mermaid", ""}
 
 
 def blocks(text: str, language: str) -> list[tuple[int, str]]:

@@ -37,11 +37,12 @@ ROOMS = (
     ("report",),
     ("options",),
     ("dynamic",),
-    ("sites",),
+    ("sites", "cluster"),
+    ("workplace",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
     ("bench", "integrations"),
-    ("compiling",),
+    ("compiling", "fleet"),
     ("cli",),
     ("__main__",),
 )

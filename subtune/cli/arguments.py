@@ -193,6 +193,16 @@ def add_sites(parser: argparse.ArgumentParser) -> None:
         help="measure on a device behind TVM's RPC server, or a tracker's devices of that key",
     )
     parser.add_argument("--insecure", action="store_true", help="that server may have a public address")
+    add_cluster(parser)
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster",
+        default="",
+        metavar="auto|ADDRESS",
+        help="build and measure on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT",
+    )
 
 
 def tuning_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             devices=args.devices,
             remote=args.remote,
             insecure=args.insecure,
+            cluster=args.cluster,
             **arguments.parameters_of(args),
             **arguments.tuning_of(args),
         )

@@ -27,12 +27,27 @@ from subtune.cli import (
     quantize,
     report,
     run,
+    tune_fleet,
     zoo,
 )
 from subtune.cli.failures import explained
 from subtune.cli.without_torch import leave_torch_out
 
-_COMMANDS = (compile, inspect, report, run, bench, compare, quantize, export, device, zoo, database, completion)
+_COMMANDS = (
+    compile,
+    tune_fleet,
+    inspect,
+    report,
+    run,
+    bench,
+    compare,
+    quantize,
+    export,
+    device,
+    zoo,
+    database,
+    completion,
+)
 
 
 class _Parser(argparse.ArgumentParser):

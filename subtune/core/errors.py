@@ -23,6 +23,18 @@ class TargetError(SubtuneError):
     """The target or the device description is unknown or does not fit this machine."""
 
 
+class ClusterError(SubtuneError):
+    """The cluster cannot be reached, or does not fit."""
+
+
+class DevicesLost(ClusterError):
+    """No device is left to measure on, or nobody to build; what was measured is in the database."""
+
+
+class FleetError(SubtuneError):
+    """The file of a fleet is not as it should be."""
+
+
 class DatabaseError(SubtuneError):
     """The tuning database cannot be opened, read or written."""
 

@@ -220,8 +220,8 @@ def _check_effort(options: Options) -> None:
             f"regret={options.regret} and max_kernels={options.max_kernels}: give a share from 0 on, as 0.05, and one "
             "kernel or more"
         )
-    if options.remote or options.devices:
-        name = "--remote" if options.remote else "--devices"
+    if options.remote or options.devices or options.cluster:
+        name = "--remote" if options.remote else "--devices" if options.devices else "--cluster"
         raise TargetError(f"models of many shapes are measured on one device of this machine: compile without {name}")
 
 

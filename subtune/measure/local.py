@@ -1,4 +1,4 @@
-"""Measuring on this machine: builder processes side by side, then one runner process with nothing beside it."""
+"""Measuring by worker processes: builders side by side, then one runner with nothing beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 
@@ -19,23 +18,15 @@ from subtune.core.candidate import Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.kernel import Kernel
 from subtune.core.measurement import Failure
-from subtune.core.measuring import Measuring
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.core.workload import Workload
-from subtune.measure.fork_server import ForkedWithThreads, ForkServer
-from subtune.measure.launch import Launcher, Programs
 from subtune.measure.messages import ScheduleJob
-from subtune.measure.pool import Build, Builders, Runner
-from subtune.measure.process import Worker
+from subtune.measure.pool import Build, Builders
 from subtune.measure.protocol import Measurer
+from subtune.measure.runner import Runner
 from subtune.measure.session import SCHEDULE, LocalSession, Settings
 from subtune.measure.site import HERE, Site
-from subtune.runtime.host import usable_cores
-
-_MAX_BUILDERS = 16  # each holds TVM and LLVM in memory, about 150 MB
-_KEPT_BYTES = 1 << 30
-_KEPT_SHARE = 1 / 8
-"""Of what the runner may use, for workloads to which the search may come back."""
+from subtune.measure.supply import LocalSupply, Supply
 
 
 class LocalMeasurer:
@@ -51,6 +42,7 @@ class LocalMeasurer:
             reserves more than the machine has.
         gpu_mode: what a kernel on a GPU finds in L2 when it is timed (`PrepareJob.mode`).
         sites: the devices on which kernels run, of one kind; they are built here.
+        supply: of worker processes elsewhere, in the place of this machine's; the measurer closes it.
     """
 
     def __init__(
@@ -64,18 +56,17 @@ class LocalMeasurer:
         memory_bytes: int | None = None,
         gpu_mode: str = "rotating",
         sites: Sequence[Site] = HERE,
+        supply: Supply | None = None,
     ) -> None:
-        self._search_path = tuple(search_path)
-        self._memory_bytes = _half_of_memory() if memory_bytes is None else memory_bytes
-        kept_bytes = min(_KEPT_BYTES, int(_KEPT_SHARE * self._memory_bytes))
+        self._supply = supply or LocalSupply(builders, search_path, memory_bytes, sites)
         self.settings = Settings(
-            schedule, build_limit_s, run_limit_s, kept_bytes, gpu_mode, is_remote=sites[0].remote is not None
+            schedule,
+            build_limit_s,
+            run_limit_s,
+            self._supply.kept_bytes,
+            gpu_mode,
+            is_remote=self._supply.sites[0].remote is not None,
         )
-        self._sites = tuple(sites)
-        self._count = builders or min(usable_cores(), _MAX_BUILDERS)
-        self._servers: dict[str, ForkServer] = {}
-        self._builders: dict[str, Builders] = {}
-        self._runners: dict[tuple[str, int], tuple[Runner, ...]] = {}
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
             self._kept = Path(tempfile.mkdtemp(dir=self._scratch.path))
@@ -85,7 +76,11 @@ class LocalMeasurer:
     @property
     def sites(self) -> int:
         """See `Measurer`."""
-        return len(self._sites)
+        return len(self._supply.sites)
+
+    def is_there(self, site: int) -> bool:
+        """See `Measurer`."""
+        return self._supply.is_there(site)
 
     def overlaps(self, device: Device) -> bool:
         """See `Measurer`."""
@@ -144,21 +139,10 @@ class LocalMeasurer:
 
     def interrupt(self) -> None:
         """See `Measurer`."""
-        for builders in self._builders.values():
-            builders.interrupt()
-        for runner in self._all_runners():
-            runner.interrupt()
-
-    def _all_runners(self) -> Iterator[Runner]:
-        return chain.from_iterable(self._runners.values())
+        self._supply.interrupt()
 
     def close(self) -> None:
-        for builders in self._builders.values():
-            builders.close()
-        for runner in self._all_runners():
-            runner.close()
-        for server in self._servers.values():
-            server.close()
+        self._supply.close()
         self._scratch.remove()
 
     def __enter__(self) -> LocalMeasurer:
@@ -169,46 +153,11 @@ class LocalMeasurer:
     ) -> None:
         self.close()
 
-    def _workers(self, device: Device) -> tuple[Builders, tuple[Runner, ...]]:
-        """Those that `device` needs; devices of a kind share builders, those of as many threads the sites' runners."""
-        kind, threads, measuring = device.backend.kind, device.model.host.threads, device.backend.measuring
+    def _workers(self, device: Device) -> tuple[Builders, Sequence[Runner]]:
         try:
-            if kind not in self._builders:
-                self._builders[kind] = self._make_builders(kind, measuring)
-            if (kind, threads) not in self._runners:
-                self._runners[kind, threads] = tuple(self._make_runner(site, device) for site in self._sites)
-            self._builders[kind].start()
-            for runner in self._runners[kind, threads]:
-                runner.start()
+            return self._supply.workers(device)
         except OSError as e:
             raise _no_room(e) from e
-        return self._builders[kind], self._runners[kind, threads]
-
-    def _make_builders(self, kind: str, measuring: Measuring) -> Builders:
-        env = {**_threads(1), **measuring.builder_environment}
-        niceness, modules = measuring.builder_niceness, measuring.builder_modules
-        server = ForkServer(env, self._search_path, self._memory(measuring), niceness, modules)
-        self._servers[kind] = server
-        count = int(measuring.builders_per_core * self._count)
-        return Builders([Worker(server) for _ in range(count)], measuring.grace_s)
-
-    def _make_runner(self, site: Site, device: Device) -> Runner:
-        threads, measuring = device.model.host.threads, device.backend.measuring
-        launcher: Launcher
-        if measuring.forks_runner:
-            launcher = ForkedWithThreads(self._servers[device.backend.kind], threads)
-        else:
-            env = {**_threads(threads), **site.environment()}
-            launcher = Programs(env, self._search_path, self._memory(measuring))
-        return Runner(lambda: Worker(launcher), measuring.has_spare_runner, site)
-
-    def _memory(self, measuring: Measuring) -> int:
-        return self._memory_bytes if measuring.limits_memory else 0
-
-
-def _threads(count: int) -> dict[str, str]:
-    """What TVM reads before it is loaded. Bound, its pool puts a worker on the core the main thread may be on."""
-    return {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": "0"}
 
 
 def given_or_local(measurer: Measurer | None) -> AbstractContextManager[Measurer]:
@@ -218,9 +167,3 @@ def given_or_local(measurer: Measurer | None) -> AbstractContextManager[Measurer
 
 def _no_room(error: OSError) -> SubtuneError:
     return SubtuneError(f"tuning needs room for temporary files: {error}; name another place in TMPDIR")
-
-
-def _half_of_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total // 2)

@@ -1,19 +1,64 @@
-"""Builder processes that work through one queue, and the runner beside them."""
+"""Builders that work through one queue, on this machine or on several."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from subtune.measure.messages import BuildJob, Job, ScheduleJob
+from subtune.core.measurement import Failure, FailureKind
+from subtune.measure.lost import MOST_LOSSES, HostLost
+from subtune.measure.messages import BuildJob, ScheduleJob
 from subtune.measure.process import Worker, first_finished
-from subtune.measure.site import HERE, Site
 
 _POLL_S = 0.05
 """How long a thread waits for its process before it looks whether anybody still wants the outcome."""
+
+
+class Builder(Protocol):
+    """Does one job at a time."""
+
+    @property
+    def host(self) -> str:
+        """Where it runs: while something is timed there, it rests."""
+        ...
+
+    def start(self) -> None:
+        """Begin to get ready, where it is not; returns at once."""
+
+    def answer(self, job: BuildJob | ScheduleJob, limit_s: float, is_given_up: Callable[[], bool]) -> Any:
+        """The outcome, or None: it was given up, as `is_given_up`, asked again and again, said.
+
+        Raises HostLost: the builder is gone for good.
+        """
+
+    def close(self) -> None: ...
+
+
+class ProcessBuilder:
+    """A process of this machine."""
+
+    host = ""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def answer(self, job: BuildJob | ScheduleJob, limit_s: float, is_given_up: Callable[[], bool]) -> Any:
+        self._worker.send(job, limit_s)
+        while first_finished([self._worker], time.monotonic() + _POLL_S) is None:
+            if is_given_up():
+                self._worker.kill()
+                return None
+        return self._worker.receive()
+
+    def close(self) -> None:
+        self._worker.close()
 
 
 class Build:
@@ -25,40 +70,47 @@ class Build:
         self.outcome: Any = None
         self.error: Exception | None = None
         self.has_begun = self.is_over = self.is_stopped = False
+        self.losses = 0
 
 
 class Builders:
-    """Processes that compile, with a thread each; what is waited for is built first, and then what was asked for.
+    """Each has a thread; what is waited for is built first, and then what was asked for.
 
     `grace_s`: see `Measuring`.
     """
 
-    def __init__(self, workers: Sequence[Worker], grace_s: float) -> None:
-        self._workers = list(workers)
+    def __init__(self, builders: Sequence[Builder], grace_s: float) -> None:
+        self._builders = list(builders)
         self._grace_s = grace_s
         self._threads: list[threading.Thread] = []
         self._queue: list[Build] = []
         self._changed = threading.Condition()
-        self._busy = 0
-        self._silences = 0
-        self._is_closed = self._is_interrupted = False
+        self._busy: Counter[str] = Counter()
+        self._silences: Counter[str] = Counter()
+        self._is_closed = False
+        self._ending: BaseException | None = None
 
     def start(self) -> None:
         """Begin to start the processes, once; returns at once."""
-        for worker in self._workers[len(self._threads) :]:
-            worker.start()
-            self._threads.append(threading.Thread(target=self._work, args=(worker,), daemon=True))
+        for builder in self._builders[len(self._threads) :]:
+            builder.start()
+            self._threads.append(threading.Thread(target=self._work, args=(builder,), daemon=True))
             self._threads[-1].start()
+
+    def join(self, builders: Sequence[Builder]) -> None:
+        """More of them, which begin at once. Of one thread's, which is also the first's to call `start`."""
+        self._builders += builders
+        self.start()
 
     def submit(self, builds: Sequence[Build]) -> None:
         with self._changed:
             self._queue += builds
             self._changed.notify_all()
 
-    def interrupt(self) -> None:
-        """Whoever waits, in any thread, gets a KeyboardInterrupt."""
+    def interrupt(self, ending: BaseException | None = None) -> None:
+        """Whoever waits, in any thread, gets a KeyboardInterrupt, or `ending`."""
         with self._changed:
-            self._is_interrupted = True
+            self._ending = self._ending or ending or KeyboardInterrupt()
             self._changed.notify_all()
 
     def wait(self, builds: Sequence[Build], deadline: float, hard: float) -> None:
@@ -74,8 +126,8 @@ class Builders:
                 if now >= hard:
                     self._stop(builds)
                     break
-                if self._is_interrupted:
-                    raise KeyboardInterrupt
+                if self._ending is not None:
+                    raise self._ending
                 self._changed.wait(_POLL_S)
         for build in builds:
             if build.error is not None:
@@ -88,17 +140,17 @@ class Builders:
             self._stop(builds)
 
     @contextmanager
-    def silence(self) -> Iterator[None]:
-        """Nothing is built: what runs is waited for, what waits begins afterwards."""
+    def silence(self, host: str = "") -> Iterator[None]:
+        """Nothing is built on `host`: what runs is waited for, what waits begins afterwards."""
         with self._changed:
-            self._silences += 1
-            while self._busy:
+            self._silences[host] += 1
+            while self._busy[host]:
                 self._changed.wait()
         try:
             yield
         finally:
             with self._changed:
-                self._silences -= 1
+                self._silences[host] -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -106,8 +158,8 @@ class Builders:
             self._is_closed = True
             self._queue.clear()
             self._changed.notify_all()
-        for worker in self._workers[len(self._threads) :]:
-            worker.close()
+        for builder in self._builders[len(self._threads) :]:
+            builder.close()
         for thread in self._threads:
             thread.join()
 
@@ -121,77 +173,50 @@ class Builders:
         for build in builds:
             build.is_stopped = True
 
-    def _next(self) -> Build | None:
+    def _next(self, host: str) -> Build | None:
         with self._changed:
-            while not self._is_closed and (self._silences or not self._queue):
+            while not self._is_closed and (self._silences[host] or not self._queue):
                 self._changed.wait()
             if self._is_closed:
                 return None
             build = self._queue.pop(0)
             build.has_begun = True
-            self._busy += 1
+            self._busy[host] += 1
             return build
 
-    def _work(self, worker: Worker) -> None:
-        """In a thread: only it touches the process."""
-        while (build := self._next()) is not None:
+    def _work(self, builder: Builder) -> None:
+        """In a thread: only it touches the builder."""
+        is_lost = False
+        while not is_lost and (build := self._next(builder.host)) is not None:
             try:
-                self._run(worker, build)
+                self._run(builder, build)
+            except HostLost as e:
+                is_lost = True
+                build.losses += 1
+                if build.losses == MOST_LOSSES:
+                    build.outcome = Failure(FailureKind.CRASH, f"{e}; {MOST_LOSSES} times")
             except Exception as e:  # for whoever waits
                 build.error = e
             with self._changed:
-                build.is_over = True
-                self._busy -= 1
+                self._busy[builder.host] -= 1
+                if is_lost and build.outcome is None and not build.is_stopped:
+                    build.has_begun = False
+                    self._queue.insert(0, build)  # it has waited the longest
+                else:
+                    build.is_over = True
                 self._changed.notify_all()
-        worker.close()
+        builder.close()
 
-    def _run(self, worker: Worker, build: Build) -> None:
-        worker.send(build.job, build.limit_s)
+    def _run(self, builder: Builder, build: Build) -> None:
         stopped = 0.0
-        while first_finished([worker], time.monotonic() + _POLL_S) is None:
+
+        def is_given_up() -> bool:
+            nonlocal stopped
             if build.is_stopped and not stopped:
                 stopped = time.monotonic()
-            if self._is_closed or (stopped and (self._silences or time.monotonic() - stopped > self._grace_s)):
-                worker.kill()
-                if not self._is_closed and not self._silences:
-                    worker.start()  # so that the next build finds it ready
-                return
-        build.outcome = worker.receive()
+            is_late = time.monotonic() - stopped > self._grace_s
+            return self._is_closed or bool(stopped and (self._silences[builder.host] or is_late))
 
-
-class Runner:
-    """The process that checks and times on a site; one that died is replaced by the spare one, if there is one."""
-
-    def __init__(self, make: Callable[[], Worker], has_spare: bool, site: Site = HERE[0]) -> None:
-        self.site = site
-        self._worker = make()
-        self._spare = make() if has_spare else None
-        self._is_interrupted = False
-
-    def start(self) -> None:
-        self._worker.start()
-        if self._spare is not None:
-            self._spare.start()
-
-    def call(self, job: Job, limit_s: float) -> Any:
-        """What the worker answers, or a `Failure` that says how it died. Raises KeyboardInterrupt after `interrupt`."""
-        if not self._worker.is_running and self._spare is not None:
-            self._worker, self._spare = self._spare, self._worker
-            self._spare.start()
-        answer = self._worker.call(job, limit_s)
-        if self._is_interrupted:
-            raise KeyboardInterrupt
-        return answer
-
-    def interrupt(self) -> None:
-        """From another thread: a call that is under way ends soon, and so does the worker."""
-        self._is_interrupted = True
-        self._worker.left_s = 0.0
-
-    def kill(self) -> None:
-        self._worker.kill()
-
-    def close(self) -> None:
-        self._worker.close()
-        if self._spare is not None:
-            self._spare.close()
+        build.outcome = builder.answer(build.job, build.limit_s, is_given_up)
+        if build.outcome is None and not self._is_closed and not self._silences[builder.host]:
+            builder.start()  # so that the next build finds it ready

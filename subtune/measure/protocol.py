@@ -68,7 +68,15 @@ class Session(Protocol):
 class Measurer(Protocol):
     @property
     def sites(self) -> int:
-        """How many devices there are of the kind, on each of which one thread may measure at a time."""
+        """How many devices there are of the kind, on each of which one thread may measure at a time; as many from
+        beginning to end."""
+        ...
+
+    def is_there(self, site: int) -> bool:
+        """Whether the device of that number is. One that is lost may come back.
+
+        Raises DevicesLost where none is, and none comes back.
+        """
         ...
 
     def overlaps(self, device: Device) -> bool:

@@ -42,6 +42,10 @@ class ReplayMeasurer:
     def start(self, device: Device) -> None:
         """There is nothing to start."""
 
+    def is_there(self, site: int) -> bool:
+        """A table is never lost."""
+        return True
+
     def overlaps(self, device: Device) -> bool:
         return device.backend.measuring.overlaps
 

@@ -19,6 +19,7 @@ from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import SubtuneError
 from subtune.core.measurement import Built, Comparison, Failure, FailureKind, Timing
 from subtune.core.workload import Workload, dtype_bits
+from subtune.measure.lost import MOST_LOSSES, HostLost
 from subtune.measure.messages import (
     BuildJob,
     CheckJob,
@@ -30,7 +31,8 @@ from subtune.measure.messages import (
     TimeJob,
     Unprepared,
 )
-from subtune.measure.pool import Build, Builders, Runner
+from subtune.measure.pool import Build, Builders
+from subtune.measure.runner import Runner
 from subtune.runtime.remote import SESSION_S
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ SCHEDULE = "subtune.backends:schedule"
 _REFERENCE_LIMIT_S = 120.0
 """For inputs and the runs of the default schedule, which may be a thousand times slower than the best."""
 _LEAST_LIMIT_S = 0.2
+_LOOK_S = 0.2
+"""Between two looks for a site that is there."""
 _MORE_OF_REMOTE_S = 2.5 * SESSION_S
 
 
@@ -188,28 +192,55 @@ class LocalSession:
         """What is timed has the cores for itself, where building takes some of them; also between looks that follow
         one another. What these need has to be built."""
         is_quiet = self._measuring.overlaps or not self._settings.shares_cores
-        return contextlib.nullcontext() if is_quiet else self._builders.silence()
+        return contextlib.nullcontext() if is_quiet else self._builders.silence(self.runner.host)
 
     def _run(self, candidate: Candidate, job: RunJob, seconds: float) -> Any:
         most = self._measuring.max_crashes
         if most is not None and self._crashes[candidate.family] >= most and candidate not in self._checked:
             return Failure(FailureKind.CRASH, f"not tried: {most} kernels of {candidate.family} crashed")
-        job = replace(job, session=str(self._directory))
+        outcome = self._answered(replace(job, session=str(self._directory)), seconds)
+        if not isinstance(outcome, Failure):
+            if self._is_whole:
+                self._checked.add(candidate)
+        elif outcome.kind is FailureKind.CRASH:
+            self._crashes[candidate.family] += 1
+        return outcome
+
+    def _answered(self, job: RunJob, seconds: float) -> Any:
+        """On another site, where the one at hand is lost."""
+        losses = 0
+        while True:
+            try:
+                return self._answered_here(job, seconds)
+            except HostLost as e:
+                losses += 1
+                if losses == MOST_LOSSES:
+                    return Failure(FailureKind.CRASH, f"{e}; {MOST_LOSSES} times")
+                if not self._find_another():
+                    return Failure(FailureKind.TIMEOUT, f"{e}, and no other one was there in time")
+
+    def _find_another(self) -> bool:
+        """Whether a site is there before the session's deadline."""
+        begin = self._runners.index(self.runner) + 1
+        while time.monotonic() < self.deadline:
+            in_turn = (*self._runners[begin:], *self._runners[:begin])
+            if (found := next((one for one in in_turn if one.is_there), None)) is not None:
+                self.runner = found
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+    def _answered_here(self, job: RunJob, seconds: float) -> Any:
         patience_s = _patience(job)
         # what was left for later, it being wanted now: the candidate's own limit is not for the default's runs
         wants_more = self._default_s > 0 and not self._is_whole and patience_s == math.inf
         if wants_more and (failure := self._prepare(patience_s)):
             return failure
         outcome = self._call(job, seconds)
-        if isinstance(outcome, Unprepared):
+        while isinstance(outcome, Unprepared):  # also what another thread, whose site is lost, has pushed out meanwhile
             if failure := self._prepare(patience_s):  # outside of the silence: it may have the default built
                 return failure
             outcome = self._call(job, seconds)
-        if not isinstance(outcome, Failure):
-            if self._is_whole:
-                self._checked.add(candidate)
-        elif outcome.kind is FailureKind.CRASH:
-            self._crashes[candidate.family] += 1
         return outcome
 
     def _call(self, job: RunJob, seconds: float) -> Any:

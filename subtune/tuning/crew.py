@@ -18,6 +18,8 @@ class Crew(Generic[_T]):
     Args:
         count: of the devices; one alone is served by the caller's own thread.
         next_turn: by the device's number; nothing, where others must be waited for. Called under `lock`.
+        is_over: whether a device for which there is nothing, while none does anything, may stop: there will be nothing
+            for it. Called under `lock`.
         take: a turn, on the device of that number. Called without the lock.
         interrupt: whatever `take` does in other threads ends soon, with an exception.
     """
@@ -26,11 +28,13 @@ class Crew(Generic[_T]):
         self,
         count: int,
         next_turn: Callable[[int], Sequence[_T]],
+        is_over: Callable[[], bool],
         take: Callable[[Sequence[_T], int], None],
         interrupt: Callable[[], None],
     ) -> None:
         self.lock = threading.RLock()
         self._count, self._next_turn, self._take, self._interrupt = count, next_turn, take, interrupt
+        self._nothing_is_left = is_over
         self._changed = threading.Condition(self.lock)
         self._busy = 0
         self._is_over = False
@@ -69,9 +73,9 @@ class Crew(Generic[_T]):
                 if turn := self._next_turn(number):
                     self._busy += 1
                     return turn
-                if not self._busy:
+                if not self._busy and self._nothing_is_left():
                     return ()
-                self._changed.wait()
+                self._changed.wait(_LOOK_S)  # a device that was lost may be back
             return ()
 
     def _stop(self) -> None:

@@ -29,6 +29,11 @@ class Single:
     uses: int = 1
 
 
+def is_static(workload: Workload) -> bool:
+    """Whether all its dims are numbers."""
+    return all(isinstance(dim, int) for arg in workload.args for dim in arg.shape)
+
+
 class Step(IntEnum):
     """What a search does next, in this order."""
 

@@ -6,7 +6,7 @@ All of it is arithmetic on recorded outcomes: the same outcomes give the same or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from subtune.backends.base import Device
 from subtune.core.workload import Workload
@@ -60,6 +60,14 @@ def next_turn(searches: Sequence[WorkloadSearch], is_hurried: bool, overlaps: bo
     going.sort(key=lambda search: (-rates[search.job.workload.key], search.job.workload.key))
     least = _WORTH_JOINING * rates[going[0].job.workload.key]
     return [search for search in going[:_GROUP] if rates[search.job.workload.key] >= least]
+
+
+def free_for(site: int, searches: Sequence[WorkloadSearch], is_there: Callable[[int], bool]) -> list[WorkloadSearch]:
+    """Those that may take their turn on a device: none is on two, and each stays where it began, if that is there."""
+    if not is_there(site):
+        return []
+    free = [search for search in searches if not search.is_taken]
+    return [search for search in free if search.site in (None, site) or not is_there(search.site)]
 
 
 def within_share_first(searches: Sequence[WorkloadSearch]) -> list[WorkloadSearch]:

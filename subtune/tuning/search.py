@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
-from subtune.core.errors import SubtuneError
+from subtune.core.errors import DevicesLost, SubtuneError
 from subtune.core.progress import Progress, ProgressCallback
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.measure import Measurer, given_or_local
 from subtune.tuning.crew import Crew
-from subtune.tuning.job import Job, Single, Step, Tunable
-from subtune.tuning.order import bound_s, may_join, next_builds, next_turn, second_builds
+from subtune.tuning.job import Job, Single, Step, Tunable, is_static
+from subtune.tuning.order import bound_s, free_for, may_join, next_builds, next_turn, second_builds
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import Seen
 from subtune.tuning.records import Records
@@ -97,7 +97,7 @@ def tune(
 ) -> Records:
     """Tune every distinct workload once, within the budget.
 
-    Ctrl-C ends the search; what was confirmed by then is returned, with `interrupted` set. Worker processes that are
+    Ctrl-C ends the search; what was confirmed by then is returned, with `interrupted` set. Processes that are
     warm when the call begins (`measurer.start(device)`, a second before it is enough) save a short budget that second.
 
     Args:
@@ -181,7 +181,7 @@ class _Tuning:
         uses: dict[str, int] = {}
         for subgraph in subgraphs:
             workload = subgraph.workload
-            if not _is_static(workload):
+            if not is_static(workload):
                 self._records.failures[workload.key] = "it has a symbolic dim"
                 continue
             found[workload.key] = workload
@@ -222,16 +222,21 @@ class _Tuning:
                     hopeful = [job for job in joining if job.workload.key in wanted]
                     searches.extend(found for job in hopeful if (found := self._begun(job, measurer, sessions)))
                     joining = ()
-                return self._turn(searches, site, measurer.sites) if time.monotonic() < self._deadline else []
+                return self._turn(searches, site, measurer) if time.monotonic() < self._deadline else []
 
-            self._crew = Crew(measurer.sites, turn_on, self._take, measurer.interrupt)
+            def is_over() -> bool:
+                is_left = (searches or joining) and time.monotonic() < self._deadline
+                return not is_left or all(map(measurer.is_there, range(measurer.sites)))
+
+            self._crew = Crew(measurer.sites, turn_on, is_over, self._take, measurer.interrupt)
             self._crew.run()
 
-    def _turn(self, searches: Sequence[WorkloadSearch], site: int, sites: int) -> list[WorkloadSearch]:
-        """What is next on a device, of what has not begun on another one."""
+    def _turn(self, searches: Sequence[WorkloadSearch], site: int, measurer: Measurer) -> list[WorkloadSearch]:
+        """What is next on a device, of what others do not do."""
+        sites = measurer.sites
         if sites == 1:
             return next_turn(searches, self._is_hurried, self._overlaps)
-        free = [one for one in searches if not one.is_taken and one.site in (None, site)]
+        free = free_for(site, searches, measurer.is_there)
         turn = next_turn(free, self._is_hurried, self._overlaps)
         if any(search.site is None for search in turn):  # the others want some, too
             turn = turn[:: min(sites, len(turn))]
@@ -303,6 +308,8 @@ class _Tuning:
         failure: SubtuneError | None = None
         try:
             step(search)
+        except DevicesLost:
+            raise
         except SubtuneError as e:
             failure = e
         with self._crew.lock:
@@ -340,7 +347,3 @@ class _Tuning:
             max(0.0, min(eta_s, self._deadline - now)),
             share,
         )
-
-
-def _is_static(workload: Workload) -> bool:
-    return all(isinstance(dim, int) for arg in workload.args for dim in arg.shape)

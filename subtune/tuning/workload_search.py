@@ -112,8 +112,8 @@ class WorkloadSearch:
     # -- steps
 
     def take(self, site: int) -> None:
-        """Its turn begins on that device, where it stays."""
-        if self.site is None:
+        """Its turn begins on that device, where it stays as long as that is there."""
+        if self.site != site:
             self._session.move(site)
         self.site, self.is_taken = site, True
 

@@ -128,7 +128,7 @@ class TestCompile:
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
             options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4 --trace"
-            options += " --remote board:9090 --insecure --devices 0,1"
+            options += " --remote board:9090 --insecure --devices 0,1 --cluster ray://head:10001"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
         assert args == ("m.onnx", out)
@@ -152,6 +152,7 @@ class TestCompile:
             "devices": (0, 1),
             "remote": "board:9090",
             "insecure": True,
+            "cluster": "ray://head:10001",
             "verify": False,
             "tune": True,
             "exact": True,

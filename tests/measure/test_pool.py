@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from subtune.measure.pool import Build, Builders
+from subtune.measure.pool import Build, Builders, ProcessBuilder
 
 
 class Worker:
@@ -51,7 +51,7 @@ def worker() -> Worker:
 
 @pytest.fixture
 def builders(worker: Worker) -> Any:
-    made = Builders([worker], grace_s=1.0)  # type: ignore[list-item]
+    made = Builders([ProcessBuilder(worker)], grace_s=1.0)  # type: ignore[arg-type]
     made.start()
     yield made
     made.close()

@@ -15,7 +15,7 @@ import pytest
 from subtune.backends import as_device
 from subtune.backends.base import Device
 from subtune.core.candidate import DEFAULT, Candidate
-from subtune.core.errors import SubtuneError
+from subtune.core.errors import DevicesLost, SubtuneError
 from subtune.core.measurement import Comparison, Failure, FailureKind, Measurement
 from subtune.core.record import Record
 from subtune.core.workload import Workload
@@ -104,6 +104,51 @@ def test_winners_are_the_same_on_any_number_of_devices(tmp_path, device, overlap
     assert found[1:] == found[:1] * 3
 
 
+class Unreliable(Measurer):
+    """Some devices are lost after so many measurements: what ran on one is repeated on another, as sessions do."""
+
+    def __init__(self, sites: int, seed: int, lost: Mapping[int, int], back: int = 10**9) -> None:
+        super().__init__(sites, seed)
+        self.lost, self.back = lost, back
+        self.count = 0
+
+    def is_there(self, site: int) -> bool:
+        there = [one for one in range(self.sites) if not self.lost.get(one, 10**9) <= self.count < self.back]
+        if not there:
+            raise DevicesLost("no device is left")
+        return site in there
+
+    @contextmanager
+    def at(self, site: int) -> Iterator[None]:
+        with self.counting:
+            self.count += 1
+        while not self.is_there(site) or not self._locks[site].acquire(blocking=False):
+            site = (site + 1) % self.sites
+        try:
+            yield
+        finally:
+            self._locks[site].release()
+
+    counting = threading.Lock()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_device_that_is_lost_changes_no_winner(tmp_path, device, overlaps):
+    device = with_overlap(device) if overlaps else device
+    found = [tuned(tmp_path / "whole.db", device, Measurer(1, seed=0))]
+    for number, (lost, back) in enumerate([({1: 10}, 10**9), ({0: 5, 2: 30}, 10**9), ({0: 3, 1: 3}, 40)]):
+        measurer = Unreliable(3, number, lost, back)
+        found.append(tuned(tmp_path / f"{number}.db", device, measurer))
+    assert found[1:] == found[:1] * 3
+
+
+def test_where_no_device_is_left_the_run_ends_and_the_next_one_goes_on(tmp_path, device):
+    whole = tuned(tmp_path / "whole.db", device, Measurer(1, seed=0))
+    with pytest.raises(DevicesLost, match="no device is left"):
+        tuned(tmp_path / "cut.db", device, Unreliable(2, 0, {0: 60, 1: 90}))
+    assert tuned(tmp_path / "cut.db", device, Measurer(2, seed=1))[0] == whole[0]
+
+
 def test_a_failure_of_one_device_ends_all(tmp_path, device):
     class Broken(Measurer):
         @contextmanager
@@ -148,7 +193,7 @@ def test_ctrl_c_interrupts_what_other_threads_do(device):
         assert is_interrupted.wait(60)
         raise KeyboardInterrupt
 
-    crew = Crew(3, lambda number: [1], take, is_interrupted.set)
+    crew = Crew(3, lambda number: [1], lambda: True, take, is_interrupted.set)
     with pytest.raises(KeyboardInterrupt):
         crew.run()
 
@@ -169,7 +214,7 @@ def test_who_finds_nothing_waits_for_the_others():
         done.extend(turn)
         begun.set()
 
-    crew = Crew(2, next_turn, take, lambda: None)
+    crew = Crew(2, next_turn, lambda: True, take, lambda: None)
     crew.run()
     assert sorted(done) == ["first", "second", "third"]
     assert begun.is_set()
