@@ -17,6 +17,7 @@ from subtune.measure import in_turn
 from subtune.measure.in_turn import InTurn
 from subtune.measure.messages import BuildJob, CheckJob, CompareJob, Prepared, PrepareJob, TimeJob, Unprepared
 from subtune.measure.session import LocalSession, Settings
+from subtune.measure.site import Site
 
 TIMING = Timing(1.0, 1.0, 0.0, 3)
 
@@ -90,6 +91,8 @@ def test_what_is_wrong_on_later_inputs_is_found_when_their_outputs_are_there(dou
 class Runner:
     """Answers at once; what it prepares is whole where patience has no end."""
 
+    site = Site()
+
     def __init__(self):
         self.jobs, self.prepared = [], False
 
@@ -124,7 +127,7 @@ def session(runner, doubles, device, tmp_path):
     builders = SimpleNamespace(submit=lambda builds: None, wait=lambda *args: None)
     settings = Settings("doubles:schedule", 30.0, 5.0, 0, "rotating")
     device = replace(whole, backend=Overlapping())
-    made = LocalSession(doubles.workload(), device, (builders, runner), settings, tmp_path, math.inf)
+    made = LocalSession(doubles.workload(), device, builders, [runner], settings, tmp_path, math.inf)
     made.prefetch([DEFAULT, *(Candidate(name) for name in ("vector", "packed"))])
     for build in made._builds.values():
         build.outcome = building.handle(build.job)
