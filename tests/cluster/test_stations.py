@@ -20,9 +20,14 @@ from subtune.cluster.stations import Stations
 from subtune.core.candidate import DEFAULT, Candidate
 from subtune.core.errors import ClusterError, DevicesLost, TargetError
 from subtune.core.measurement import Built, Comparison, Timing
+from subtune.core.progress import Progress
+from subtune.database import Database
 from subtune.measure import LocalMeasurer
 from subtune.measure.session import LocalSession
+from subtune.models import reduced
 from subtune.options import Options
+from subtune.pipeline import prepare
+from subtune.tuning.search import Search, Single, tune
 from tests.cluster.threads import OnHost, ThreadCluster
 
 OPTIONS = Options(threads=1)
@@ -182,3 +187,23 @@ def test_a_cluster_without_room(monkeypatch):
 def test_a_target_that_no_node_has():
     with pytest.raises(TargetError, match="no node of the cluster at threads has a device of target cortex-a76: "):
         stations_of(ThreadCluster(1), Options(target="cortex-a76"))
+
+
+def test_a_search_over_two_devices_of_which_one_is_lost(tmp_path):
+    workloads = [subgraph.workload for subgraph in prepare(reduced("mlp")).subgraphs]
+    cluster = ThreadCluster(2)
+    stations = stations_of(cluster, OPTIONS)
+    told = []
+
+    def lose(_: Progress) -> None:
+        told.append(len(told))
+        if len(told) == 5:
+            cluster.go(0)
+
+    with LocalMeasurer(supply=stations) as measurer, Database(tmp_path / "tuned.db") as database:
+        singles, search = [Single(one) for one in workloads], Search(topk=4)
+        found = tune(singles, stations.device, search, database=database, measurer=measurer, progress=lose)
+    assert found.keys() == {one.key for one in workloads}
+    assert all(record.complete for record in found.values())
+    assert not found.failures
+    assert "run" in jobs(cluster)["node1"]
