@@ -29,6 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
         onnx.save(layer(), place / "layer.onnx")
         assert main(["compile", "mlp.onnx", "--topk", "1"]) == 0
         write_dynamic(place / "dynamic.subtune")
+        (place / "fleet.toml").write_text('topk = 1\n[[model]]\npath = "mlp.onnx"\n[[target]]\ntarget = "auto"\n')
         yield place
 
 
@@ -62,6 +63,8 @@ def check(title: str, value: Any) -> None:
         ("db export", ["db", "export", "exchanged"]),
         ("db import", ["db", "import", "exchanged"]),
         ("db merge", ["db", "merge", "cache/subtune/tuning.db", "--db", "merged.db"]),
+        ("tune-fleet", ["tune-fleet", "fleet.toml", "--dry-run"]),
+        ("tune-fleet", ["tune-fleet", "fleet.toml"]),
         ("db gc", ["db", "gc"]),
     ],
 )
