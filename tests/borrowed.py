@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from subtune import driver
+from subtune import workplace
 from subtune.dynamic import driver as dynamic_driver
 from subtune.measure import LocalMeasurer, local
 
@@ -21,6 +21,6 @@ def lent(workers: LocalMeasurer) -> Iterator[None]:
         return LocalMeasurer(**options) if any(options.values()) else nullcontext(workers)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (driver, dynamic_driver, local):
+        for module in (workplace, dynamic_driver, local):
             patch.setattr(module, "LocalMeasurer", measurer)
         yield
