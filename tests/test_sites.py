@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from subtune.backends import as_device
 from subtune.backends.cuda.backend import CUDABackend
+from subtune.backends.cuda.device import CUDA
 from subtune.core.errors import TargetError
+from subtune.measure import LocalMeasurer
 from subtune.measure.site import HERE, Site
 from subtune.options import Options
 from subtune.sites import measured_on
@@ -52,3 +55,10 @@ def test_a_process_sees_its_gpu_alone(monkeypatch, visible, seen):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert Site(gpu=1).environment() == {"CUDA_VISIBLE_DEVICES": seen}
     assert Site().environment() == {}
+
+
+@pytest.mark.parametrize("shares_cores", [True, False])
+def test_builds_rest_only_where_they_take_the_cores(device, shares_cores):
+    with LocalMeasurer(builders=1, sites=(Site(shares_cores=shares_cores),)) as measurer:
+        assert measurer.overlaps(as_device(device)) is not shares_cores
+        assert measurer.overlaps(as_device(CUDA("H100")))

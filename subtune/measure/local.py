@@ -66,6 +66,7 @@ class LocalMeasurer:
             self._supply.kept_bytes,
             gpu_mode,
             is_remote=self._supply.sites[0].remote is not None,
+            shares_cores=any(site.shares_cores for site in self._supply.sites),
         )
         try:
             self._scratch = scratch(TEMPORARY, TEMPORARY_END)
