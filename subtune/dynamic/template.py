@@ -208,13 +208,13 @@ class _Walk:
             if name == skip:
                 continue
             values = tuple(one[name] for one in data)
+            if name not in _NAMES:
+                self._check_texts(name, kind, values)
             if name in inline or not isinstance(first, int) or isinstance(first, bool):
                 if any(value != first for value in values):
                     raise _Differs(f"{name} of {kind}: {', '.join(map(str, values))}")
                 fields[name] = first
             else:
-                if name not in _NAMES:
-                    self._check_texts(name, kind, values)
                 fields[name] = self._visit(values)
         return fields
 
