@@ -37,7 +37,7 @@ ROOMS = (
     ("report",),
     ("options",),
     ("dynamic",),
-    ("sites", "cluster"),
+    ("cluster",),
     ("workplace",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models

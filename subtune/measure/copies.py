@@ -34,7 +34,7 @@ class Copies:
         key = (id(array), form)
         if key not in self._packed:
             self._packed[key] = (array, form(array))
-            _forget(self._packed, lambda kept: kept[1].nbytes, self._limit)
+            forget(self._packed, lambda kept: kept[1].nbytes, self._limit)
         self._packed.move_to_end(key)
         return self._packed[key][1]
 
@@ -45,8 +45,8 @@ class Copies:
         key = (id(array), form, copy)
         if key not in self._guarded:
             self._guarded[key] = (array, make())
-            _forget(self._guarded, lambda kept: kept[1].held, self._limit)
-            _forget(self._guarded, lambda kept: kept[1].mapped, _spare_addresses())
+            forget(self._guarded, lambda kept: kept[1].held, self._limit)
+            forget(self._guarded, lambda kept: kept[1].mapped, _spare_addresses())
         self._guarded.move_to_end(key)
         return self._guarded[key][1]
 
@@ -65,7 +65,8 @@ def _spare_addresses() -> int:
     return _ADDRESSES if soft == resource.RLIM_INFINITY else min(_ADDRESSES, soft // _SHARE)
 
 
-def _forget(kept: OrderedDict, nbytes: Callable, limit: int) -> None:  # type: ignore[type-arg]
+def forget(kept: OrderedDict, nbytes: Callable, limit: int) -> None:  # type: ignore[type-arg]
+    """What was used last stays, `limit` bytes of it, and one at least."""
     held = sum(nbytes(one) for one in kept.values())
     while held > limit and len(kept) > 1:
         held -= nbytes(kept.popitem(last=False)[1])

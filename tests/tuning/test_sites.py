@@ -77,6 +77,24 @@ class Measurer(ReplayMeasurer):
         self.is_interrupted = True
 
 
+class Failing(Measurer):
+    """Checks of one workload raise an error."""
+
+    def __init__(self, sites: int, error: Exception) -> None:
+        super().__init__(sites, seed=0)
+        self._error = error
+
+    @contextmanager
+    def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[Session]:
+        session = Session(self, workload, table(workload))
+        if workload.key == WORKLOADS[3].key:
+            session.check = self.bad  # type: ignore[method-assign]
+        yield session
+
+    def bad(self, *_: object) -> Comparison | Failure:
+        raise self._error
+
+
 def tuned(path: Path, device: Device, measurer: Measurer) -> tuple[list[Record], list[list[Measurement]]]:
     """All that the database holds afterwards, but when."""
     search = Search(topk=8, candidates=policy)
@@ -150,36 +168,19 @@ def test_where_no_device_is_left_the_run_ends_and_the_next_one_goes_on(tmp_path,
 
 
 def test_a_failure_of_one_device_ends_all(tmp_path, device):
-    class Broken(Measurer):
-        @contextmanager
-        def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[Session]:
-            session = Session(self, workload, table(workload))
-            if workload.key == WORKLOADS[3].key:
-                session.check = self.bad  # type: ignore[method-assign]
-            yield session
-
-        def bad(self, *_: object) -> Comparison | Failure:
-            raise ZeroDivisionError
-
-    measurer = Broken(3, 0)
+    measurer = Failing(3, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         tune([Single(one) for one in WORKLOADS], device, Search(topk=8, candidates=policy), measurer=measurer)
     assert measurer.is_interrupted
 
 
 def test_a_workload_without_a_default_is_a_note_on_any_device(device):
-    class Poor(Measurer):
-        @contextmanager
-        def session(self, workload: Workload, device: Device, deadline: float = math.inf) -> Iterator[Session]:
-            session = Session(self, workload, table(workload))
-            if workload.key == WORKLOADS[3].key:
-                session.check = self.bad  # type: ignore[method-assign]
-            yield session
-
-        def bad(self, *_: object) -> Comparison | Failure:
-            raise SubtuneError("it does not run")
-
-    records = tune([Single(one) for one in WORKLOADS], device, Search(topk=8, candidates=policy), measurer=Poor(3, 0))
+    records = tune(
+        [Single(one) for one in WORKLOADS],
+        device,
+        Search(topk=8, candidates=policy),
+        measurer=Failing(3, SubtuneError("it does not run")),
+    )
     assert records.failures == {WORKLOADS[3].key: "it does not run"}
     assert len(records) == len(WORKLOADS) - 1
 

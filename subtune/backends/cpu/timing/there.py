@@ -25,6 +25,7 @@ from subtune.core.kernel import ConstantTransform, Packing
 from subtune.core.measurement import Comparison, Timing
 from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
+from subtune.measure.copies import forget
 from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.runtime.remote import SESSION_S, Connection, LostInCall, Remote, SessionExpired
@@ -85,8 +86,8 @@ class There:
         self._rings: OrderedDict[str, Any] = OrderedDict()
         self._tool: dict[str, Any] = {}
         self._offsets: dict[bytes, Any] = {}
-        self._constants: OrderedDict[tuple[int, tuple[int, ...]], tuple[np.ndarray, Any]] = OrderedDict()
-        self._kept: OrderedDict[tuple[int, int], tuple[Guarded, Any]] = OrderedDict()
+        self._constants: OrderedDict[tuple[int, tuple[int, ...]], tuple[np.ndarray, tuple[Any]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[Guarded, tuple[Any, ...]]] = OrderedDict()
         """Copies of arguments, by the argument and how many there are; 0: one, and one to compare it with."""
 
     def begin_workload(self) -> None:
@@ -235,9 +236,10 @@ class There:
         """The argument with its zones, one copy behind the other."""
         key = (id(one), caller.copies)
         if key not in self._kept:
-            self._keep(key, one, self._copies(self._placed(one), _stride(one), caller.copies))
+            self._keep(key, one, (self._copies(self._placed(one), _stride(one), caller.copies),))
         self._kept.move_to_end(key)
-        return self._kept[key][1]
+        (spread,) = self._kept[key][1]
+        return spread
 
     def _placed(self, one: Guarded) -> Any:
         """An argument with its zones. What a large one consists of is sent once: TVM sends 50 MB a second."""
@@ -262,13 +264,14 @@ class There:
         """With repetitions of the block, or with the block in its layout; False for a form that is not known there."""
         if form is None:
             for start in range(0, nbytes, block.nbytes):
-                part = (
-                    block if nbytes - start >= block.nbytes else block.reshape(-1)[: (nbytes - start) // block.itemsize]
-                )
+                left = (nbytes - start) // block.itemsize
+                part = block if left >= block.size else block.reshape(-1)[:left]
                 self._tool[PUT](self._constant(block, part.shape, part), made, GUARD_BYTES + start)
             return True
-        numbers = numbers_of(form) if isinstance(form, Packing) and block.itemsize in WIDTHS else None
-        if numbers is None or not isinstance(form, Packing):
+        if not isinstance(form, Packing) or block.itemsize not in WIDTHS:
+            return False
+        numbers = numbers_of(form)
+        if numbers is None:
             return False
         source = self._constant(block, padded_shape(form), block)
         self._tool[f"{PACK}{block.itemsize}"](source, made, GUARD_BYTES, self._sent(numbers))
@@ -280,11 +283,11 @@ class There:
         key = (id(owner), shape)
         if key not in self._constants:
             padded = np.pad(array, [(0, size - dim) for dim, size in zip(array.shape, shape, strict=True)])
-            self._constants[key] = (owner, self._sent(as_bytes(padded)))
-            while len(self._constants) > 1 and sum(map(_bytes_of, self._constants.values())) > _KEPT_BYTES:
-                self._constants.popitem(last=False)
+            self._constants[key] = (owner, (self._sent(as_bytes(padded)),))
+            forget(self._constants, _bytes_of, _KEPT_BYTES)
         self._constants.move_to_end(key)
-        return self._constants[key][1]
+        (sent,) = self._constants[key][1]
+        return sent
 
     def _copies(self, source: Any, nbytes: int, copies: int) -> Any:
         """Made there: nothing is sent."""
@@ -294,14 +297,10 @@ class There:
         self._tool[SPREAD](source, array, copies)
         return array
 
-    def _keep(self, key: tuple[int, int], one: Guarded, arrays: Any) -> None:
-        """Of the others, those used last stay; `one` itself, as its address is the key."""
+    def _keep(self, key: tuple[int, int], one: Guarded, arrays: tuple[Any, ...]) -> None:
+        """`one` itself, too, as its address is the key."""
         self._kept[key] = (one, arrays)
-        while len(self._kept) > 1 and sum(map(self._held, self._kept)) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
-
-    def _held(self, key: tuple[int, int]) -> int:
-        return _stride(self._kept[key][0]) * (key[1] or 2)
+        forget(self._kept, _bytes_of, _KEPT_BYTES)
 
 
 def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
@@ -311,8 +310,8 @@ def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
     return module
 
 
-def _bytes_of(kept: tuple[np.ndarray, Any]) -> int:
-    return int(kept[1].shape[0])
+def _bytes_of(kept: tuple[Any, tuple[Any, ...]]) -> int:
+    return sum(int(array.shape[0]) for array in kept[1])
 
 
 def _stride(one: Guarded) -> int:

@@ -11,7 +11,7 @@ from subtune.core.errors import TargetError
 from subtune.measure import LocalMeasurer
 from subtune.measure.site import HERE, Site
 from subtune.options import Options
-from subtune.sites import measured_on
+from subtune.workplace import measured_on
 
 GPUS = ("NVIDIA H200", "NVIDIA H200", "NVIDIA L4")
 
