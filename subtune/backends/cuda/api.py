@@ -22,6 +22,7 @@ _NON_BLOCKING = 1
 _Handle = ctypes.c_void_p
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _FREE_SHARED = 48 * 1024
+_MAY_START_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class CudaError(SubtuneError):
@@ -245,10 +246,43 @@ class CudaKernel:
     def __init__(self, owner: Binary, function: _Handle, shared_bytes: int) -> None:
         self._owner, self._function, self._shared_bytes = owner, function, shared_bytes
 
-    def __call__(self, stream: Stream, grid: int, block: int, *args: Any) -> None:
+    def __call__(self, stream: Stream, grid: int, block: int, *args: Any, is_early: bool = False) -> None:
+        """Launch it on so many blocks of so many threads.
+
+        Args:
+            is_early: it may start before the kernel in front of it has ended, for which it waits itself.
+        """
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
         dims = (grid, 1, 1, block, 1, 1, self._shared_bytes)
-        _call("cuLaunchKernel", self._function, *map(ctypes.c_uint, dims), stream.handle, pointers, None)
+        if not is_early:
+            _call("cuLaunchKernel", self._function, *map(ctypes.c_uint, dims), stream.handle, pointers, None)
+            return
+        attribute = _LaunchAttribute(_MAY_START_EARLY, b"", 1)
+        config = _LaunchConfig(*dims, stream.handle, ctypes.addressof(attribute), 1)
+        _call("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUDA's CUlaunchAttribute, of a value that is one number."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUDA's CUlaunchConfig."""
+
+    _fields_ = (
+        *((f"{of}_{axis}", ctypes.c_uint) for of in ("grid", "block") for axis in "xyz"),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("number_of_attributes", ctypes.c_uint),
+    )
 
 
 class _Managed(ctypes.Structure):

@@ -45,7 +45,7 @@ _PACKED_ROWS = 16  # a warp's two products with weights that it has unpacked; be
 
 class CUDABackend(Backend):
     kind: ClassVar[str] = "cuda"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     measuring: ClassVar[Measuring] = Measuring(
         overlaps=True,
         # half as many again: 20 candidates on 16 cores would take two rounds, the second mostly idle

@@ -9,6 +9,8 @@ How early the next one starts is up to the first. One of few blocks, which leave
 once: on an H200 that takes 20 % off GPT-2 at batch 1. A larger one lets it start when its last block ends: blocks that
 wait would take places on the multiprocessors that happen to be free first, and all of them would be served by those.
 Where kernels of more than 100 blocks let the next one start at once, BERT at 24 words took 14 % longer.
+Where that depends on a kernel's numbers it is worth less: of a product on tensor cores that takes 3 us, an instruction
+that comes first of all takes 0.3 off, and one behind the first look at the numbers nothing.
 Attention on Hopper, whose blocks all run at once but leave no room, lets it start when all has been copied. What lives
 off the L1 cache starts late itself (`STARTS_LATE`): a multiprocessor whose blocks have much shared memory has little of
 that cache.
@@ -47,6 +49,8 @@ _FEW_BLOCKS = _MULTIPROCESSORS * 3 // 4
 """Of a kernel: a quarter of the multiprocessors stays free for the next one's."""
 _BLOCKS_OF_ONE = "tirx.launch_bounds_min_blocks_per_sm"
 """Attribute of kernels that fill multiprocessors: how many of their blocks one has at once."""
+_MOST_BLOCKS = "subtune.most_blocks"
+"""On a kernel for many shapes: how many it has at its greatest instance, along the axes where that varies."""
 STARTS_LATE = "subtune.starts_late"
 """On kernels that are launched when the one before them has ended, unless they have few threads."""
 
@@ -59,7 +63,8 @@ def start_early(mod: IRModule, _context: PassContext) -> IRModule:
         is_late = STARTS_LATE in (func.attrs or {}) and not _is_small(func)
         if is_late or not _has_instruction(func):
             return func
-        return (func if _waits(func.body) else weights_ahead(func)).with_attr(_PARAMS, [_TAG])
+        made = func if _waits(func.body) else weights_ahead(func)
+        return made.with_body(_with_most_blocks(made)).with_attr(_PARAMS, [_TAG])
 
     return _with_kernels(mod, launched)
 
@@ -71,8 +76,11 @@ def wait_for_previous(mod: IRModule, _context: PassContext) -> IRModule:
     def waiting(func: Any) -> Any:
         if _TAG not in (func.attrs.get(_PARAMS) or ()):
             return func
-        waits = [] if _waits(func.body) else [tirx.Evaluate(T.ptx.griddepcontrol.wait())]
-        steps = [*waits, *_starting_next(func)]  # in this order: or all that follow would wait for the first
+        start, has_own_wait = _starting_next(func), _waits(func.body)
+        if has_own_wait and isinstance(start, tirx.IfThenElse):
+            return func.with_body(_before_wait(func.body, start))
+        waits = [] if has_own_wait else [_wait()]
+        steps = [*waits, *([start] if start is not None else [])]  # or all that follow would wait for the first
         return func.with_body(tirx.SeqStmt([*steps, func.body])) if steps else func
 
     return _with_kernels(mod, waiting)
@@ -86,21 +94,50 @@ def _with_kernels(mod: IRModule, change: Any) -> IRModule:
     return changed
 
 
-def _starting_next(func: Any) -> list[Any]:
+def _starting_next(func: Any) -> Any | None:
     """The statement that lets the next kernel start; of a kernel for many shapes, where its blocks are few."""
-    known, symbolic = _extents(func)
-    starts = tirx.Evaluate(T.ptx.griddepcontrol.launch_dependents())
+    known, symbolic = _extents(func.body)
+    start = tirx.Evaluate(T.ptx.griddepcontrol.launch_dependents())
     blocks = prod(extent for tag, extent in known.items() if tag.startswith("blockIdx"))
     few = _MULTIPROCESSORS * int(func.attrs[_BLOCKS_OF_ONE]) if _BLOCKS_OF_ONE in func.attrs else _FEW_BLOCKS
     if not symbolic:
-        return [starts] if _is_small(func) and blocks <= few else []
+        return start if _is_small(func) and blocks <= few else None
     most = min(_FEW_THREADS // prod(known.values()), few // blocks)
-    return [tirx.IfThenElse(prod(symbolic.values()) <= most, starts, None)]
+    if any(str(one.attr_key) == _MOST_BLOCKS and int(one.value) <= most for one in found(func.body, tirx.AttrStmt)):
+        return start
+    return tirx.IfThenElse(prod(symbolic.values()) <= most, start, None)
+
+
+def _with_most_blocks(func: Any) -> Any:
+    """The body with a word, inside each kernel for many shapes, of its blocks at the greatest instance."""
+    greatest = at_greatest(func)
+
+    def said(stmt: Any) -> Any:
+        if isinstance(stmt, tirx.SeqStmt):
+            return tirx.SeqStmt([said(one) for one in stmt.seq])
+        if not isinstance(stmt, tirx.AttrStmt) or str(stmt.attr_key) != "thread_extent":
+            return stmt
+        most = prod(_extents_at_greatest(func, _extents(stmt)[1].values()))
+        inside = tirx.AttrStmt(0, _MOST_BLOCKS, tirx.IntImm("int64", int(most)), stmt.body) if most < inf else stmt.body
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, inside)
+
+    return said(func.body) if greatest else func.body
+
+
+def _before_wait(body: Any, start: Any) -> Any:
+    """The body with `start` right before it waits, not first of all: a kernel's first look at its numbers takes 0.1 us,
+    which weights on their way hide."""
+    wait = _wait()
+
+    def found_one(stmt: Any) -> Any:
+        return tirx.SeqStmt([start, stmt]) if tvm_ffi.structural_equal(stmt, wait) else stmt
+
+    return tvm_ffi.structural_map(body, (tirx.Evaluate, found_one))
 
 
 def _is_small(func: Any) -> bool:
     """Whether its blocks all run at once, and leave room; of a kernel for many shapes, at the greatest one."""
-    known, symbolic = _extents(func)
+    known, symbolic = _extents(func.body)
     if symbolic and GREATEST not in func.attrs:
         return False
     return prod(known.values()) * prod(_extents_at_greatest(func, symbolic.values())) <= _FEW_THREADS
@@ -110,12 +147,13 @@ def _extents_at_greatest(func: Any, extents: Iterable[Any]) -> list[float]:
     """What extents in a kernel's leading parameters, or in what is bound to these, are at its greatest instance."""
     values = at_greatest(func)
     for bind in found(func.body, tirx.Bind):
-        values[bind.var] = Analyzer().simplify(substitute(bind.value, values))
+        if str(getattr(bind.var.ty, "dtype", "")).startswith("int"):
+            values[bind.var] = Analyzer().simplify(substitute(bind.value, values))
     simple = [Analyzer().simplify(substitute(extent, values)) for extent in extents]
     return [int(one) if isinstance(one, tirx.IntImm) else inf for one in simple]
 
 
-def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
+def _extents(body: Any) -> tuple[dict[str, int], dict[str, Any]]:
     """How many threads and blocks it has along each axis: numbers, and what the symbols say."""
     known: dict[str, int] = {}
     symbolic: dict[str, Any] = {}
@@ -131,7 +169,7 @@ def _extents(func: Any) -> tuple[dict[str, int], dict[str, Any]]:
         else:
             symbolic[tag] = stmt.value
 
-    tvm_ffi.structural_walk(func.body, (tirx.AttrStmt, look), order="post")
+    tvm_ffi.structural_walk(body, (tirx.AttrStmt, look), order="post")
     return known, symbolic
 
 
@@ -139,6 +177,10 @@ def _has_instruction(func: Any) -> bool:
     target = func.attrs.get("target") if func.attrs else None
     digits = str(target.attrs.get("arch", "")).removeprefix("sm_").rstrip("af") if target else ""
     return digits.isdigit() and int(digits) >= _FIRST_ARCH
+
+
+def _wait() -> Any:
+    return tirx.Evaluate(T.ptx.griddepcontrol.wait())
 
 
 def _waits(body: Any) -> bool:

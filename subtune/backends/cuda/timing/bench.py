@@ -22,7 +22,7 @@ from subtune.backends.cuda import api as cuda_api
 from subtune.backends.cuda.building.binaries import provided, read_binaries
 from subtune.backends.cuda.building.builder import binaries_of
 from subtune.backends.cuda.device import CUDAModel
-from subtune.backends.cuda.timing.clock import Spin, TimedCalls
+from subtune.backends.cuda.timing.clock import Small, Spin, TimedCalls
 from subtune.backends.cuda.timing.memory import GpuBuffer, Judge
 from subtune.backends.cuda.timing.tolerance import tolerances
 from subtune.core.kernel import ConstantTransform
@@ -104,6 +104,7 @@ class CudaBench:
         self._sums: dict[int, int] = {}
         self._pool: dict[tuple[int, int, ConstantTransform | None], GpuBuffer] = {}
         self._flush = cuda_api.Memory(2 * device.l2_bytes) if mode == "cold" else None
+        self._front = Small(device.arch, self._stream) if device.capability >= 90 else None
         self._results = [self._buffer(arg) for arg in self._outputs]
         self._default_calls_s: list[float] = []
         self._right = InTurn[_Right](len(self._names))
@@ -266,7 +267,7 @@ class CudaBench:
         if self._mode == "rotating":
             copies = max(1, min(_MAX_COPIES, -(-2 * self._device.l2_bytes // max(1, sum(moving)))))
         calls = [partial(kernel, *self._arguments(packings, copy, staying)) for copy in range(copies)]
-        return TimedCalls(self._stream, calls, self._flush)
+        return TimedCalls(self._stream, calls, self._flush, self._front)
 
     def _arguments(self, packings: dict[int, Any], copy: int, staying: Set[int]) -> list[Any]:
         """The tensors of copy number `copy`, those of the positions `staying` being the first's.

@@ -169,6 +169,15 @@ extern "C" __global__ void read_shared(int rounds, u32* out, u64* cycles) {
 
 extern "C" __global__ void nothing() {}
 
+// A small kernel, such as models have between products: it waits for all before it, then lets the next one start.
+extern "C" __global__ void small(float* out) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  out[threadIdx.x] += 1.0f;
+}
+
 #if __CUDA_ARCH__ >= 800
 #define MMA(NAME, TYPES, CTYPE, C)                                                                              \
   extern "C" __global__ void NAME(int rounds, float* out) {                                                     \
