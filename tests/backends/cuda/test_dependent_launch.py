@@ -16,6 +16,7 @@ from subtune.dynamic.kernel import DynamicKernel, dynamic_kernel
 from subtune.dynamic.serve import linked
 from subtune.models import reduced
 from subtune.pipeline import prepare
+from tests.backends.cuda.gemm_workloads import convolution
 from tests.backends.workloads import build, conv
 from tests.dynamic.flat_kernels import of_rows
 
@@ -72,21 +73,37 @@ def test_of_many_shapes_those_with_few_blocks_let_the_next_one_start() -> None:
     """Products in tiles of 64 rows, with a block of 256 threads each, one on a multiprocessor."""
     device = device_of("h200", None, None, Numerics(), is_measured=False)
 
-    def made(single: bool, columns: int) -> str:
+    def made(single: bool, columns: int, most: int = 1 << 12) -> str:
         product = lambda rows: build(lambda emit, x, w: op.matmul(x, w), [(rows, 512)], [(512, columns)], "float16")  # noqa: E731
         workload = of_rows(product)
         knobs = {"rows": "64", "columns": 64, "stages": 4, "consumers": 1, "alternate": False, "blocks_per_sm": 1}
         candidate = Candidate.make("cuda.wgmma", raster=1, **knobs, **({"single": True} if single else {}))
         kernel = dynamic_kernel(workload, candidate, device)
         assert isinstance(kernel, DynamicKernel), kernel.reason
-        func = linked(workload, kernel, (1 << 12,), device).func.with_attr("global_symbol", "main")
+        func = linked(workload, kernel, (most,), device).func.with_attr("global_symbol", "main")
         return str(device.backend.lower(func, device).imports[0].inspect_source())
 
     of_tiles = made(single=True, columns=256)
     condition = re.search(r"if \(([^{]*)\) \{\s*\w*griddepcontrol_launch_dependents", of_tiles)
     assert condition
     assert condition.group(1).replace("(", "").endswith("<= 132")
+    assert re.search(r"griddepcontrol_launch_dependents\(\);\s*\}\s*\w*griddepcontrol_wait\(\)", of_tiles)
+    few_at_any = made(single=True, columns=256, most=1024).rpartition("__global__")[2]
+    assert re.search(r"\{\s*\w*griddepcontrol_launch_dependents", few_at_any), "first of all, and whatever the rows"
     assert not re.search(r"if \([^{]*\) \{\s*\w*griddepcontrol_launch_dependents", made(single=False, columns=1 << 14))
+
+
+def test_convolutions_with_split_sums_let_the_next_one_start() -> None:
+    """Their kernels bind pointers besides numbers."""
+    device = device_of("h200", None, None, Numerics(), is_measured=False)
+    workload = convolution(1, 7, 256, 256, 3)
+    proposed = backends.candidates(workload, device, 4)
+    split = [one for one in proposed if one.family == "cuda.wgmma" and dict(one.knobs).get("split", 1) > 1]
+    assert split
+    for candidate in split:
+        kernel: Any = backends.schedule(workload, candidate, device)
+        source = device.backend.lower(kernel.func.with_attr("global_symbol", "main"), device).imports[0]
+        assert RELEASE in str(source.inspect_source()).rpartition("__global__")[2]
 
 
 def test_windows_of_many_shapes_start_early_if_the_largest_has_few_threads() -> None:
