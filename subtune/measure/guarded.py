@@ -57,6 +57,13 @@ class Guarded:
         # numpy cannot export bfloat16 and its like: the view gets its type from TVM, over the same bytes.
         self.origin: tuple[np.ndarray, ConstantTransform | None] | None = None
         """What it holds, repeated or in a layout: another machine may have that already."""
+        self.filled: int | None = None
+        """The byte that it holds everywhere."""
+        self.right: tuple[np.ndarray, float] | None = None
+        """Of an output of float32: what it is to hold, and how far from that each number may be. Another machine looks
+        itself, and brings what is wrong."""
+        self.is_near = False
+        """It held that; what it held was not brought."""
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod
@@ -72,6 +79,7 @@ class Guarded:
 
     def fill(self, value: int) -> None:
         self.bytes[:] = value
+        self.filled, self.right, self.is_near = value, None, False
 
     def overwritten(self) -> str:
         """Which guard zone was written to, and how far from the array; empty when both are whole."""

@@ -277,6 +277,33 @@ def test_large_inputs_are_repeated_there(another, device):
     place._connection.drop()
 
 
+@pytest.mark.parametrize(("change", "is_near"), [(0.0, True), (1e-5, True), (1.0, False), (np.nan, False)])
+def test_a_large_result_is_brought_where_it_is_wrong(change, is_near, another, device):
+    place = There(another, as_device(device).model)
+    right = np.arange(50000, dtype=np.float32)
+    found = right.copy()
+    found[3] += change
+    result = Guarded(right.nbytes, right.shape, "float32")
+    result.fill(0xFF)
+    there_now = Guarded.like(found, "float32")
+    there_now.whole[-1] ^= 1  # what a kernel wrote behind the end is found in any case
+    result.right = right, 1e-4
+    place._bring_result(result, place._sent_whole(there_now))
+    assert result.is_near == is_near
+    assert "behind its end" in result.overwritten()
+    if not is_near:
+        np.testing.assert_array_equal(result.bytes.view(np.float32), found)
+    place._connection.drop()
+
+
+def test_large_results_are_filled_there(another, device):
+    place = There(another, as_device(device).model)
+    one = Guarded(123457, (123457,), "uint8")
+    one.fill(0x7F)
+    np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
+    place._connection.drop()
+
+
 def test_a_connection_that_was_lost_is_made_again(library, another, device):
     place, (inputs, output, expected) = There(another, device), arguments()
     kernel = place.load(Library(library, "", (), 0.0))

@@ -10,6 +10,7 @@ many `seconds` the process is ended. Another library, the same for all kernels, 
     spread(source, array, copies)   array = source, source, …
     compare(one, other, found)      found[0] = how many bytes of the two differ
     put, pack1, pack2, …            see `pack_there`
+    near, take                      see `judge_there`
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tvm import ir, tirx
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
+from subtune.backends.cpu.lowering.judge_there import near, take
 from subtune.backends.cpu.lowering.launches import joined
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, pack, put
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
@@ -30,8 +32,8 @@ from subtune.backends.host.chooser import checked
 from subtune.backends.host.export import export
 
 KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
-PUT, PACK = "put", "pack"
-TOOLS = (SPREAD, COMPARE, PUT, *(f"{PACK}{width}" for width in WIDTHS))
+PUT, PACK, NEAR, TAKE = "put", "pack", "near", "take"
+TOOLS = (SPREAD, COMPARE, PUT, NEAR, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
 _DIES_WITH_PARENT, _KILL, _MONOTONIC = 1, 9, 1
 """Of Linux with 64 bits: `prctl`'s option, a signal, a clock of two int64: seconds and nanoseconds."""
 
@@ -47,7 +49,7 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
 
 def tools() -> tvm.IRModule:
     """The other library's functions."""
-    made = {BEGIN: _begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put()}
+    made = {BEGIN: _begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
     made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
