@@ -41,6 +41,7 @@ ROOMS = (
     ("workplace",),
     ("driver", "quantizer"),
     ("tuning.compare",),  # which compiles whole models
+    ("deploy.push",),  # which imports the model again, to compare with it
     ("bench", "integrations"),
     ("compiling", "fleet"),
     ("cli",),

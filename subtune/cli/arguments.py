@@ -186,14 +186,13 @@ def add_sites(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=numbers, default=(), metavar="0,1", help="measure on these of this machine's GPUs at once"
     )
-    parser.add_argument(
-        "--remote",
-        default="",
-        metavar="HOST:PORT[/KEY]",
-        help="measure on a device behind TVM's RPC server, or a tracker's devices of that key",
-    )
-    parser.add_argument("--insecure", action="store_true", help="that server may have a public address")
+    add_remote(parser, "measure on a device behind TVM's RPC server, or a tracker's devices of that key")
     add_cluster(parser)
+
+
+def add_remote(parser: argparse.ArgumentParser, text: str, required: bool = False) -> None:
+    parser.add_argument("--remote", default="", required=required, metavar="HOST:PORT[/KEY]", help=text)
+    parser.add_argument("--insecure", action="store_true", help="that server may have a public address")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

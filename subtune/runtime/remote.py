@@ -26,6 +26,8 @@ _AGE_S = 120.0
 _PATIENCE_S, _PAUSE_S = 90.0, 1.0
 """How long a device may be away, as it starts again, and between two tries."""
 _ANSWERS_S = 10.0
+SPREAD_THREADS = 1
+"""TVM's affinity mode, for `runtime.config_threadpool`: the fastest cores first."""
 _CACHES = "/sys/devices/system/cpu/cpu0/cache"
 """TVM's server hands out files by their names."""
 _NUMBER = "/etc/machine-id"
@@ -225,6 +227,19 @@ def devices_of(remote: Remote) -> int:
         known = ", ".join(sorted({server["key"].partition(":")[2] for server in said["server_info"]})) or "none"
         raise SubtuneError(f"the tracker at {remote.host}:{remote.port} has no {remote.key!r}; it has: {known}")
     return max(1, int(said["queue_info"].get(remote.key, {}).get("free", 0)))
+
+
+def loaded(session: Any, library: str | bytearray, name: str) -> Any:
+    """A library, from a file here or from bytes, as the session's module; nothing of it stays on the disk there."""
+    session.upload(library, name)
+    module = session.load_module(name)
+    session.remove(name)
+    return module
+
+
+def is_expired(error: Exception) -> bool:
+    """Whether the server has ended the session, as something in it took too long."""
+    return "RPCSessionTimeoutError" in str(error)
 
 
 def close(session: Any) -> None:

@@ -6,7 +6,7 @@
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
 many `seconds` the process is ended. Another library, the same for all kernels, is loaded as a session begins:
 
-    begin()                         see `_begin`
+    begin()                         see `begin`
     spread(source, array, copies)   array = source, source, …
     compare(one, other, found)      found[0] = how many bytes of the two differ
     put, pack1, pack2, …            see `pack_there`
@@ -49,12 +49,12 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
 
 def tools() -> tvm.IRModule:
     """The other library's functions."""
-    made = {BEGIN: _begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
+    made = {BEGIN: begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
     made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
 
-def _begin() -> Any:
+def begin() -> Any:
     """From its call on a child of the process serves the session, and ends as it may: the process itself ends well.
 
     TVM's server takes no further session once the process of one has ended with an error.
@@ -105,8 +105,8 @@ def _compare() -> Any:
     differs = tirx.BufferLoad(one, [at]) != tirx.BufferLoad(other, [at])
     count = tirx.BufferLoad(found, [_number(0)]) + tirx.Cast("int64", differs)
     body = tirx.For(at, _number(0), one.shape[0], tirx.ForKind.SERIAL, tirx.BufferStore(found, count, [_number(0)]))
-    begin = tirx.BufferStore(found, _number(0), [_number(0)])
-    return tirx.PrimFunc([one, other, found], tirx.SeqStmt([begin, body])).with_attr("global_symbol", COMPARE)
+    zero = tirx.BufferStore(found, _number(0), [_number(0)])
+    return tirx.PrimFunc([one, other, found], tirx.SeqStmt([zero, body])).with_attr("global_symbol", COMPARE)
 
 
 def _call(name: str, *given: Any) -> Any:

@@ -28,7 +28,16 @@ from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.copies import forget
 from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
-from subtune.runtime.remote import SESSION_S, Connection, LostInCall, Remote, SessionExpired
+from subtune.runtime.remote import (
+    SESSION_S,
+    SPREAD_THREADS,
+    Connection,
+    LostInCall,
+    Remote,
+    SessionExpired,
+    is_expired,
+    loaded,
+)
 
 _Found = TypeVar("_Found")
 
@@ -42,9 +51,6 @@ _LIBRARIES = 64
 """That stay loaded there."""
 _HANGS_S = 60
 """A kernel that runs for longer is ended there."""
-_RPC_EXPIRED = "RPCSessionTimeoutError"
-_ON_ALL_CORES = 1
-"""TVM's affinity mode: the fastest cores first."""
 
 
 @cache
@@ -182,7 +188,7 @@ class There:
         try:
             return float(ring(first, calls, copies, _HANGS_S, offsets, *arrays)) * 1e-9
         except Exception as e:
-            if _RPC_EXPIRED in str(e) or self._connection.is_alive():
+            if is_expired(e) or self._connection.is_alive():
                 raise
             self._connection.drop()
             if time.monotonic() - begin >= _HANGS_S:
@@ -197,7 +203,7 @@ class There:
         except (ConnectionError, SessionExpired):
             raise
         except Exception as e:
-            if _RPC_EXPIRED in str(e):
+            if is_expired(e):
                 self._connection.drop()
                 raise SessionExpired(f"it ran for more than {SESSION_S} s") from e
             if self._connection.is_alive():
@@ -207,10 +213,10 @@ class There:
 
     def _begin(self, session: Any) -> None:
         """Before anything runs: the threads are those of the process that goes on."""
-        loaded = _loaded(session, bytearray(self._tools), "tools.so")
-        loaded[BEGIN]()
-        self._tool = {name: loaded[name] for name in TOOLS}
-        session.get_function("runtime.config_threadpool")(_ON_ALL_CORES, self._threads)
+        library = loaded(session, bytearray(self._tools), "tools.so")
+        library[BEGIN]()
+        self._tool = {name: library[name] for name in TOOLS}
+        session.get_function("runtime.config_threadpool")(SPREAD_THREADS, self._threads)
 
     def _forget(self) -> None:
         self._rings.clear()
@@ -227,7 +233,7 @@ class There:
         session = self._connection.session()
         if path not in self._rings:
             # of two with one name the system would give the first
-            module = _loaded(session, path, f"{next(self._numbers)}-{Path(path).name}")
+            module = loaded(session, path, f"{next(self._numbers)}-{Path(path).name}")
             self._rings[path] = module[RING]
             if len(self._rings) > _LIBRARIES:
                 self._rings.popitem(last=False)
@@ -318,13 +324,6 @@ class There:
         """`one` itself, too, as its address is the key."""
         self._kept[key] = (one, arrays)
         forget(self._kept, _bytes_of, _KEPT_BYTES)
-
-
-def _loaded(session: Any, library: str | bytearray, name: str) -> Any:
-    session.upload(library, name)
-    module = session.load_module(name)
-    session.remove(name)
-    return module
 
 
 def _zones(one: Guarded) -> tuple[tuple[int, np.ndarray], ...]:
