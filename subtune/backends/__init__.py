@@ -14,6 +14,7 @@ from subtune.core.errors import ArtifactError, TargetError
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import PLAIN, Numerics
 from subtune.core.workload import Workload
+from subtune.runtime import triples
 from subtune.runtime.remote import Facts, Remote
 
 BACKENDS: tuple[Backend, ...] = (
@@ -96,6 +97,7 @@ def device_at(
     device = described(facts.target if target == "auto" else target, threads, None, numerics)
     if not device.backend.measures_there:
         raise TargetError(f"target {device.model.name}: kernels for it are measured on this machine, not by --remote")
+    _check_same(remote, facts, device.model)
     fields: Any = device.model
     model: Any = replace(fields, **facts.caches)
     if description is not None:
@@ -108,6 +110,18 @@ def device_at(
     device = replace(device, model=model)
     device.backend.check(device, is_measured=False)
     return device
+
+
+def _check_same(remote: Remote, facts: Facts, model: HardwareModel) -> None:
+    """Whether the machine there is one that is measured on, and of the kind that kernels are built for."""
+    there, wanted = str(facts.target["mtriple"]), model.host.triple
+    if triples.system(there) != "linux":
+        raise TargetError(f"the device at {remote} is {there}: only Linux can be measured on")
+    if triples.architecture(there) != triples.architecture(wanted) or triples.system(wanted) != "linux":
+        raise TargetError(
+            f"target {model.name or wanted}: it is {wanted}, and the device at {remote} is {there}; leave --target "
+            "out, or name a processor of that kind"
+        )
 
 
 def described(

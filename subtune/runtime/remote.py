@@ -141,11 +141,7 @@ class Connection:
             close(session)
 
     def is_alive(self) -> bool:
-        try:
-            self._session.get_function("runtime.GetDeviceAttr")
-        except Exception:
-            return False
-        return True
+        return answers(self._session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +231,15 @@ def loaded(session: Any, library: str | bytearray, name: str) -> Any:
     module = session.load_module(name)
     session.remove(name)
     return module
+
+
+def answers(session: Any) -> bool:
+    """Whether the session goes on after a failure."""
+    try:
+        session.get_function("runtime.GetDeviceAttr")
+    except Exception:
+        return False
+    return True
 
 
 def is_expired(error: Exception) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from subtune.artifact import load, manifest
 from subtune.backends.cpu import artifact_there
 from subtune.backends.cpu.artifact_there import session_at
+from subtune.backends.cpu.lowering.files_there import PART
 from subtune.cli import main
 from subtune.core.cache import Cache
 from subtune.core.errors import ArtifactError, SubtuneError, VerificationError
@@ -24,6 +25,7 @@ from subtune.models import reduced
 from subtune.runtime.remote import read_remote
 from subtune.runtime.triples import llvm_triple_here
 from tests.artifact.dynamic_model import write_dynamic
+from tests.cli.json_reference import tables
 from tests.measure.rpc_server import rpc_server
 
 
@@ -76,7 +78,9 @@ def test_the_command(artifact, remote, tmp_path, capsys):
     assert lines[0].startswith(f"{remote} has {tmp_path}/m.subtune: sent ")
     assert lines[1].endswith(" ms on 2 threads")
     assert main([*order, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == f"{tmp_path}/m.subtune"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["path"] == f"{tmp_path}/m.subtune"
+    assert list(tables()["push"].complaints(printed)) == []
 
 
 def test_below_the_home_of_the_servers_user(artifact, remote, tmp_path, monkeypatch):
@@ -163,19 +167,23 @@ def test_mistakes_cost_one_line(artifact, capsys, address, said):
 
 def test_a_place_that_cannot_be_written_to(artifact, remote, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SubtuneError) as caught:
+    with pytest.raises(ArtifactError, match=r"file/m.subtune/\S+ cannot be written there: may the server write to it"):
         push(artifact, remote, str(tmp_path / "file"))
-    assert "\n" not in str(caught.value)
     assert push(artifact, remote, str(tmp_path / "folder")).run_s, "the server goes on"
 
 
 def test_what_ends_its_process_does_not_end_the_server(artifact, remote, tmp_path):
     (tmp_path / LIBRARY_NAME).write_bytes(b"no library")
     with (
-        pytest.raises(SubtuneError, match="was lost, or what it was asked to do"),
+        pytest.raises(SubtuneError, match=f"{remote} fails: "),
         session_at(read_remote(remote), llvm_triple_here(), 1) as session,
     ):
-        session._session.get_function("runtime.config_threadpool")(1, 2, "not a list")
+        session._session.load_module("there is none")
+    with (
+        pytest.raises(SubtuneError, match="was lost, or what it was asked to do has ended its process"),
+        session_at(read_remote(remote), llvm_triple_here(), 1) as session,
+    ):
+        session._tools[PART](session._empty(1), 1 << 46, session._empty(1))  # where nothing is
     with session_at(read_remote(remote), llvm_triple_here(), 1) as session:
         file = tmp_path / LIBRARY_NAME
         entry = FileEntry(LIBRARY_NAME, file.stat().st_size, "0" * 64)

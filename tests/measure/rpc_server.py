@@ -14,10 +14,16 @@ from pathlib import Path
 
 
 @contextmanager
-def rpc_server(log: Path, threads: int = 2, more: Sequence[str] = ()) -> Iterator[int]:
-    """Its port; it may run so many threads."""
+def rpc_server(
+    log: Path,
+    threads: int = 2,
+    more: Sequence[str] = (),
+    python: Sequence[str] = (sys.executable,),
+    host: str = "127.0.0.1",
+) -> Iterator[int]:
+    """Its port; it may run so many threads, on the given Python."""
     env = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
-    with _served("rpc_server", ["--port", "20190", "--port-end", "21190", *more], env, log) as port:
+    with _served("rpc_server", ["--port", "20190", "--port-end", "21190", *more], env, log, python, host) as port:
         yield port
 
 
@@ -29,8 +35,15 @@ def tracker(log: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _served(name: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[int]:
-    command = [sys.executable, "-m", f"tvm.exec.{name}", "--host", "127.0.0.1", *arguments]
+def _served(
+    name: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    python: Sequence[str] = (sys.executable,),
+    host: str = "127.0.0.1",
+) -> Iterator[int]:
+    command = [*python, "-m", f"tvm.exec.{name}", "--host", host, *arguments]
     with log.open("w") as out:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=out, stderr=out, start_new_session=True)
     try:
@@ -42,7 +55,7 @@ def _served(name: str, arguments: Sequence[str], env: Mapping[str, str], log: Pa
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     while process.poll() is None:
-        if found := re.search(r"bind to 127\.0\.0\.1:(\d+)", log.read_text()):
+        if found := re.search(r"bind to [\d.]+:(\d+)", log.read_text()):
             return int(found[1])
         time.sleep(0.05)
     raise AssertionError(f"it has ended: {log.read_text()}")

@@ -32,7 +32,8 @@ from subtune.measure.session import LocalSession
 from subtune.measure.site import Site
 from subtune.models import reduced
 from subtune.runtime import remote as remote_runtime
-from subtune.runtime.remote import Remote, SessionExpired, close, facts_of, read_remote
+from subtune.runtime.remote import Facts, Remote, SessionExpired, close, facts_of, read_remote
+from tests.dynamic.models import layer
 from tests.measure.rpc_server import rpc_server
 
 ADDRESS = Remote("127.0.0.1", 9090)
@@ -95,6 +96,26 @@ def test_a_device_says_what_it_is(remote, device):
         device_at(remote, facts, threads=3)
     with pytest.raises(TargetError, match="not by --remote"):
         device_at(remote, facts, "H100")
+
+
+@pytest.mark.parametrize(
+    ("triple", "target", "said"),
+    [
+        ("aarch64-linux-gnu", "znver4", "znver4: it is x86_64-.*, and the device at .* is aarch64-linux-gnu; leave"),
+        ("x86_64-conda-linux-gnu", "cortex-a72", "cortex-a72: it is aarch64-linux-gnu, and the device at .* is x86_64"),
+        ("aarch64-linux-gnu", "apple-m1", "apple-m1: it is arm64-apple"),
+        ("arm64-apple-macosx14.0", "auto", "only Linux can be measured on"),
+    ],
+)
+def test_a_device_of_another_kind(triple, target, said):
+    facts = Facts({"mcpu": "", "mtriple": triple, "num-cores": 4}, {}, False)
+    with pytest.raises(TargetError, match=said):
+        device_at(ADDRESS, facts, target)
+
+
+def test_models_of_many_shapes_are_refused(tmp_path):
+    with pytest.raises(TargetError, match="compile without --remote"):
+        compile_model(layer(), tmp_path / "m.subtune", dynamic={"seq": "1..4"}, remote=str(ADDRESS))
 
 
 def test_nobody_there(monkeypatch):

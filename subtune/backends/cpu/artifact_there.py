@@ -20,7 +20,7 @@ from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, FileEntry, Manifes
 from subtune.core.memory_plan import Base
 from subtune.core.scratch import temporary
 from subtune.core.tensor_spec import TensorSpec
-from subtune.runtime.remote import SESSION_S, SPREAD_THREADS, Remote, close, connected, is_expired, loaded
+from subtune.runtime.remote import SESSION_S, SPREAD_THREADS, Remote, answers, close, connected, is_expired, loaded
 
 _POINTER_BYTES = 8
 _PATH_BYTES = 4096
@@ -63,7 +63,8 @@ def session_at(remote: Remote, triple: str, threads: int) -> Iterator[ArtifactTh
         if is_expired(e):
             raise SubtuneError(f"{remote} has ended the session: it took more than {SESSION_S} s") from e
         said = (str(e).strip().splitlines() or [type(e).__name__])[-1]
-        raise SubtuneError(f"{remote} was lost, or what it was asked to do has ended its process: {said}") from e
+        how = "fails" if answers(session) else "was lost, or what it was asked to do has ended its process"
+        raise SubtuneError(f"{remote} {how}: {said}") from e
     finally:
         close(session)
 
@@ -99,10 +100,15 @@ class ArtifactThere:
         if self._digest(path, entry.nbytes) == entry.sha256:
             return False
         arriving = f"{path}.arriving"
-        self._session.upload(str(file), arriving)
+        try:
+            self._session.upload(str(file), arriving)
+        except Exception as e:
+            if answers(self._session):
+                raise ArtifactError(f"{path} cannot be written there: may the server write to it?") from e
+            raise
         found = self._digest(arriving, entry.nbytes)
         if not found:
-            raise ArtifactError(f"{path} cannot be written there: is there room, and may the server write to it?")
+            raise ArtifactError(f"{path} cannot be written there: is there room?")
         if found != entry.sha256:
             raise ArtifactError(f"{path} has arrived damaged: its SHA-256 differs; send it again")
         if int(self._tools[tool.RENAME](self._text(arriving), self._text(path))):
