@@ -74,7 +74,7 @@ def measured_on(options: Options) -> tuple[Device, tuple[Site, ...]]:
     if options.devices:
         raise TargetError("--devices are this machine's own, --remote is another: name one of them")
     remote = read_remote(options.remote, options.insecure)
-    count, facts = devices_of(remote), facts_of(remote)
+    count, facts = devices_of(remote, options.insecure), facts_of(remote)
     return device_at(remote, facts, *about), (Site(remote, shares_cores=facts.is_here),) * count
 
 

@@ -19,7 +19,7 @@ from subtune.core.errors import ArtifactError, ModelError, SubtuneError, Verific
 from subtune.core.manifest import MANIFEST_NAME, FileEntry, Manifest
 from subtune.core.reference import CannotRun
 from subtune.runtime import missing_features, triples
-from subtune.runtime.remote import Remote, facts_of, read_remote
+from subtune.runtime.remote import Remote, devices_of, facts_of, read_remote
 from subtune.verification.verify import output_error
 
 _FOLDER = "subtune"
@@ -87,9 +87,11 @@ def push(
     manifests.check_hashes(local, manifest)
     _check_kind(local, manifest)
     at = read_remote(remote, insecure)
+    devices_of(at, insecure)
     _check_device(local, manifest, at)
     reference = _Reference(local, manifest, values or manifest.domain.greatest)
-    with session_at(at, manifest.triple, manifest.threads) as session:
+    nbytes = sum(file.nbytes for file in manifest.files)
+    with session_at(at, manifest.triple, manifest.threads, nbytes) as session:
         there = _place(session, at, folder, local.resolve().name)
         sent, kept = _send(session, local, there, manifest)
         found = _run(session, there, manifest, reference)

@@ -31,6 +31,9 @@ SPREAD_THREADS = 1
 _CACHES = "/sys/devices/system/cpu/cpu0/cache"
 """TVM's server hands out files by their names."""
 _NUMBER = "/etc/machine-id"
+_OPEN = (
+    "is a public address, and TVM's RPC lets everybody who reaches it run code; tunnel it (ssh -L), or say --insecure"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,18 @@ def read_remote(text: str, insecure: bool = False) -> Remote:
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise TargetError(f"remote {text!r} is no address: write host:port, or host:port/key of a tracker")
     try:
-        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, int(port))}
+        public = _public(host)
     except OSError as e:
         raise TargetError(f"remote {text!r}: {host} is not known ({e.strerror or e})") from e
-    public = sorted(one for one in found if ipaddress.ip_address(one).is_global)
     if public and not insecure:
-        raise TargetError(
-            f"remote {text!r}: {public[0]} is a public address, and TVM's RPC lets everybody who reaches it run code; "
-            "tunnel it (ssh -L), or say --insecure"
-        )
+        raise TargetError(f"remote {text!r}: {public[0]} {_OPEN}")
     return Remote(host, int(port), key)
+
+
+def _public(host: str) -> list[str]:
+    """Those addresses of a host that are in the open net. Raises OSError where nobody knows it."""
+    found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
+    return sorted(one for one in found if ipaddress.ip_address(one).is_global)
 
 
 class SessionExpired(TimeoutError):
@@ -204,11 +209,12 @@ def _is_here(read: Callable[[str], str]) -> bool:
         return False
 
 
-def devices_of(remote: Remote) -> int:
+def devices_of(remote: Remote, insecure: bool = False) -> int:
     """How many the tracker has to lend now, of that key: at least one, for which others may be waited for.
 
     Raises:
         SubtuneError: the tracker cannot be reached, or knows no device of that key.
+        TargetError: one of them is in the open net and not `insecure`: whoever lends it says where it is.
     """
     if not remote.key:
         return 1
@@ -219,9 +225,14 @@ def devices_of(remote: Remote) -> int:
         said = rpc.connect_tracker(remote.host, remote.port).summary()
     except Exception as e:
         raise SubtuneError(f"{remote} cannot be reached: {e}") from e
-    if not any(server["key"] == f"server:{remote.key}" for server in said["server_info"]):
+    lent = [server for server in said["server_info"] if server["key"] == f"server:{remote.key}"]
+    if not lent:
         known = ", ".join(sorted({server["key"].partition(":")[2] for server in said["server_info"]})) or "none"
         raise SubtuneError(f"the tracker at {remote.host}:{remote.port} has no {remote.key!r}; it has: {known}")
+    for host in sorted({str(server["addr"][0]) for server in lent}):
+        with contextlib.suppress(OSError):  # nobody knows it: then it is not reached either
+            if not insecure and (public := _public(host)):
+                raise TargetError(f"remote {remote}: its device {public[0]} {_OPEN}")
     return max(1, int(said["queue_info"].get(remote.key, {}).get("free", 0)))
 
 
@@ -253,15 +264,16 @@ def close(session: Any) -> None:
         session.get_function("CloseRPCConnection")()
 
 
-def connected(remote: Remote) -> Any:
+def connected(remote: Remote, session_s: int = SESSION_S) -> Any:
+    """A session of so many seconds at most. Raises ConnectionError."""
     from tvm import rpc
 
     try:
         if not remote.key:
             _ask(remote)
-            return rpc.connect(remote.host, remote.port, session_timeout=SESSION_S)
+            return rpc.connect(remote.host, remote.port, session_timeout=session_s)
         tracker = rpc.connect_tracker(remote.host, remote.port)
-        return tracker.request(remote.key, session_timeout=SESSION_S)
+        return tracker.request(remote.key, session_timeout=session_s)
     except Exception as e:
         reason = str(e).strip().splitlines()[-1:] or [type(e).__name__]
         raise ConnectionError(f"{remote} cannot be reached: {reason[0]}") from e

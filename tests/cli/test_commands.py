@@ -266,6 +266,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "an import of nothing": ("db import {tmp}/folder --db {tmp}/t.db", "folder"),
     "an export over a file": ("db export {tmp}/text.onnx --db {tmp}/t.db", "text.onnx"),
     "a processor that is none": ("device --target pdp11", "pdp11"),
+    "a device in the open net": ("compile {model} --remote 8.8.8.8:9090", "8.8.8.8 is a public address"),
+    "a push to the open net": ("push {artifact} --remote 8.8.8.8:9090", "8.8.8.8 is a public address"),
+    "a push of nothing": ("push {tmp}/none.subtune --remote 127.0.0.1:1", "no artifact"),
+    "a push of what is damaged": ("push {tmp}/changed.subtune --remote 127.0.0.1:1", "SHA-256"),
+    "a push to nobody": ("push {artifact} --remote 127.0.0.1:1", "cannot be reached"),
     "a comparison of nothing": ("compare {tmp}/none.onnx", "none.onnx"),
     "a command that is none": ("fly", "invalid choice"),
 }

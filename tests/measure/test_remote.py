@@ -78,6 +78,8 @@ def test_addresses():
         (":9090", "write host:port"),
         ("127.0.0.1:99999", "write host:port"),
         ("8.8.8.8:9090", "public address"),
+        ("8.8.8.8:9190/board", "public address"),
+        ("[2001:4860:4860::8888]:9090", "public address"),
         ("there.is.no.such.host.invalid:9090", "is not known"),
     ],
 )
@@ -96,6 +98,16 @@ def test_a_device_says_what_it_is(remote, device):
         device_at(remote, facts, threads=3)
     with pytest.raises(TargetError, match="not by --remote"):
         device_at(remote, facts, "H100")
+
+
+def test_a_name_with_one_public_address_is_public(monkeypatch):
+    of_name = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("10.0.0.3", "8.8.4.4")]
+    monkeypatch.setattr(remote_runtime.socket, "getaddrinfo", lambda *_: of_name)
+    with pytest.raises(
+        TargetError, match=r"8\.8\.4\.4 is a public address, .* or say --insecure"
+    ):
+        read_remote("board.example:9090")
+    assert read_remote("board.example:9090", insecure=True).host == "board.example"
 
 
 @pytest.mark.parametrize(

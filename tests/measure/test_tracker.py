@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tvm import rpc
 
 from subtune import load
-from subtune.core.errors import SubtuneError
+from subtune.core.errors import SubtuneError, TargetError
 from subtune.driver import compile_model
 from subtune.models import reduced
 from subtune.runtime.remote import Remote, devices_of
@@ -50,6 +52,27 @@ def test_a_tracker_says_what_it_has(lent):
         devices_of(Remote(remote.host, remote.port, "phone"))
     with pytest.raises(SubtuneError, match="cannot be reached"):
         devices_of(Remote("127.0.0.1", 1, KEY))
+
+
+def test_a_tracker_that_lends_devices_in_the_open_net(monkeypatch):
+    """It stands here itself, and so has an address that is none."""
+    servers = [
+        {"key": "server:board", "addr": ["127.0.0.1", 9090]},
+        {"key": "server:board", "addr": ["8.8.4.4", 9090]},
+        {"key": "server:phone", "addr": ["there.is.no.such.host.invalid", 9090]},
+    ]
+
+    class Tracker:
+        def summary(self):
+            return {"server_info": servers, "queue_info": {"board": {"free": 2}}}
+
+    monkeypatch.setattr(rpc, "connect_tracker", lambda host, port: Tracker())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        board = Remote("127.0.0.1", listener.getsockname()[1], "board")
+        with pytest.raises(TargetError, match=r"its device 8\.8\.4\.4 is a public address"):
+            devices_of(board)
+        assert devices_of(board, insecure=True) == 2
+        assert devices_of(Remote(board.host, board.port, "phone")) == 1
 
 
 def test_all_devices_of_a_key_measure(lent, tmp_path):

@@ -25,6 +25,8 @@ from subtune.runtime.remote import SESSION_S, SPREAD_THREADS, Remote, answers, c
 _POINTER_BYTES = 8
 _PATH_BYTES = 4096
 """Linux's longest path."""
+_SLOWEST_BYTES_PER_S = 1_000_000
+"""Of a network that is waited for."""
 _TIMED_S, _MOST_RUNS = 1.0, 100
 """How long, and how often at most, a model is run to be timed."""
 
@@ -38,8 +40,11 @@ class RunThere:
 
 
 @contextmanager
-def session_at(remote: Remote, triple: str, threads: int) -> Iterator[ArtifactThere]:
+def session_at(remote: Remote, triple: str, threads: int, nbytes: int = 0) -> Iterator[ArtifactThere]:
     """A session with the device; whoever else wants one waits.
+
+    Args:
+        nbytes: of what may have to be sent.
 
     Raises (also what is done within):
         SubtuneError: it cannot be reached, the connection was lost, or it has taken too long.
@@ -49,7 +54,8 @@ def session_at(remote: Remote, triple: str, threads: int) -> Iterator[ArtifactTh
         write(tool.tools(), CPU({"mtriple": triple}), path)
         library = bytearray(path.read_bytes())
     try:
-        session = connected(remote)
+        session_s = SESSION_S + nbytes // _SLOWEST_BYTES_PER_S
+        session = connected(remote, session_s)
     except ConnectionError as e:
         raise SubtuneError(str(e)) from e
     try:
@@ -61,7 +67,7 @@ def session_at(remote: Remote, triple: str, threads: int) -> Iterator[ArtifactTh
         raise
     except Exception as e:
         if is_expired(e):
-            raise SubtuneError(f"{remote} has ended the session: it took more than {SESSION_S} s") from e
+            raise SubtuneError(f"{remote} has ended the session: it took more than {session_s} s") from e
         said = (str(e).strip().splitlines() or [type(e).__name__])[-1]
         how = "fails" if answers(session) else "was lost, or what it was asked to do has ended its process"
         raise SubtuneError(f"{remote} {how}: {said}") from e
