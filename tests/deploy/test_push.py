@@ -13,7 +13,7 @@ import pytest
 from subtune.artifact import load, manifest
 from subtune.backends.cpu import artifact_there
 from subtune.backends.cpu.artifact_there import session_at
-from subtune.backends.cpu.lowering.files_there import PART
+from subtune.backends.cpu.lowering.ring import TAKE
 from subtune.cli import main
 from subtune.core.cache import Cache
 from subtune.core.errors import ArtifactError, SubtuneError, VerificationError
@@ -183,7 +183,7 @@ def test_what_ends_its_process_does_not_end_the_server(artifact, remote, tmp_pat
         pytest.raises(SubtuneError, match="was lost, or what it was asked to do has ended its process"),
         session_at(read_remote(remote), llvm_triple_here(), 1) as session,
     ):
-        session._tools[PART](session._empty(1), 1 << 46, session._empty(1))  # where nothing is
+        session._tools[TAKE](session._empty(1), 1 << 46, session._empty(1))  # where nothing is
     with session_at(read_remote(remote), llvm_triple_here(), 1) as session:
         file = tmp_path / LIBRARY_NAME
         entry = FileEntry(LIBRARY_NAME, file.stat().st_size, "0" * 64)

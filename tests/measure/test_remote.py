@@ -103,9 +103,7 @@ def test_a_device_says_what_it_is(remote, device):
 def test_a_name_with_one_public_address_is_public(monkeypatch):
     of_name = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("10.0.0.3", "8.8.4.4")]
     monkeypatch.setattr(remote_runtime.socket, "getaddrinfo", lambda *_: of_name)
-    with pytest.raises(
-        TargetError, match=r"8\.8\.4\.4 is a public address, .* or say --insecure"
-    ):
+    with pytest.raises(TargetError, match=r"8\.8\.4\.4 is a public address, .* or say --insecure"):
         read_remote("board.example:9090")
     assert read_remote("board.example:9090", insecure=True).host == "board.example"
 

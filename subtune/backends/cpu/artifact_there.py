@@ -14,7 +14,7 @@ import numpy as np
 from subtune import runtime
 from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.lowering import files_there as tool
-from subtune.backends.cpu.lowering.ring import BEGIN, PUT, write
+from subtune.backends.cpu.lowering.ring import BEGIN, PUT, TAKE, write
 from subtune.core.errors import ArtifactError, SubtuneError
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, FileEntry, Manifest
 from subtune.core.memory_plan import Base
@@ -156,7 +156,7 @@ class ArtifactThere:
             start = manifest.weights[view.place].offset if view.base is Base.WEIGHT else view.place
             owners = given if view.base is Base.INPUT else made
             source = bases[view.base] if view.base.is_fixed else owners[view.place]
-            self._tools[tool.PART](source, start if view.base.is_fixed else 0, made[output])
+            self._tools[TAKE](source, start if view.base.is_fixed else 0, made[output])
         found = {spec.name: _array(data.numpy(), spec) for spec, data in zip(outputs, made, strict=True)}
         return RunThere(found, seconds)
 

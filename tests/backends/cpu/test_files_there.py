@@ -12,7 +12,7 @@ import tvm
 
 from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.lowering import files_there as there
-from subtune.backends.cpu.lowering.ring import write
+from subtune.backends.cpu.lowering.ring import PUT, TAKE, write
 from subtune.runtime import aligned_empty
 
 
@@ -64,9 +64,9 @@ def test_variables_and_addresses(library):
 def test_parts(library):
     array = tensor(b"abcdef")
     found = tensor(b"??")
-    library[there.PART](array, 3, found)
+    library[TAKE](array, 3, found)
     assert found.numpy().tobytes() == b"de"
-    library[there.PUT](found, array, 1)
+    library[PUT](found, array, 1)
     assert array.numpy().tobytes() == b"adedef"
     library[there.CLEAR](array)
     assert array.numpy().tobytes() == bytes(6)

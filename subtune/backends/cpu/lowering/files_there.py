@@ -7,8 +7,8 @@
     read(path, array)              array = the file's bytes; how many they are, or -1 where it cannot be read
     address(array)                 of its first byte
     clear(array)                   array = zeros
-    part(source, start, array)     array = source from its byte `start` on
     put(some, array, start)        see `pack_there`
+    take(array, start, some)       see `judge_there`
     digest(array, blocks, work)    SHA-256, a block of 64 bytes after the other; see `new_work` and `digest_of`
 
 Texts are arrays of bytes with a zero at the end.
@@ -23,12 +23,13 @@ import tvm
 from tvm import ir
 from tvm.script import tirx as T
 
+from subtune.backends.cpu.lowering.judge_there import take
 from subtune.backends.cpu.lowering.pack_there import put
-from subtune.backends.cpu.lowering.ring import BEGIN, PUT, begin
+from subtune.backends.cpu.lowering.ring import BEGIN, PUT, TAKE, begin
 
 VARIABLE, MAKE, RENAME, READ = "variable", "make", "rename", "read"
-ADDRESS, CLEAR, PART, DIGEST = "address", "clear", "part", "digest"
-TOOLS = (VARIABLE, MAKE, RENAME, READ, ADDRESS, CLEAR, PART, PUT, DIGEST)
+ADDRESS, CLEAR, DIGEST = "address", "clear", "digest"
+TOOLS = (VARIABLE, MAKE, RENAME, READ, ADDRESS, CLEAR, PUT, TAKE, DIGEST)
 BLOCK_BYTES = 64
 """What SHA-256 takes at a time."""
 _MODE = 0o755
@@ -40,7 +41,7 @@ _SCHEDULE, _STATE, _ROUND = 64, 128, 136
 def tools() -> tvm.IRModule:
     """The library's functions, for Linux with 64 bits."""
     files: dict[str, Any] = {VARIABLE: _variable, MAKE: _make, RENAME: _rename, READ: _read, DIGEST: _digest}
-    arrays: dict[str, Any] = {ADDRESS: _address, CLEAR: _clear, PART: _part, PUT: put()}
+    arrays: dict[str, Any] = {ADDRESS: _address, CLEAR: _clear, PUT: put(), TAKE: take()}
     made = {name: func.with_attr("global_symbol", name) for name, func in {**files, **arrays}.items()}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in {BEGIN: begin(), **made}.items()})
 
@@ -129,15 +130,6 @@ def _clear(array_: T.handle) -> None:
     n = T.int64()
     array = T.match_buffer(array_, (n,), "uint8")
     T.evaluate(T.call_extern("int64", "memset", array.data, T.int32(0), n))
-
-
-@T.prim_func(private=True)
-def _part(source_: T.handle, start: T.int64, array_: T.handle) -> None:
-    m, n = T.int64(), T.int64()
-    source = T.match_buffer(source_, (m,), "uint8")
-    array = T.match_buffer(array_, (n,), "uint8")
-    for i in T.serial(n):
-        array[i] = source[start + i]
 
 
 @T.prim_func(private=True)
