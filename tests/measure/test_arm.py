@@ -66,7 +66,7 @@ def arm() -> CPUModel:
 
 
 @needs_linker
-@pytest.mark.parametrize("tools", [ring.tools, files_there.tools])
+@pytest.mark.parametrize("tools", [ring.beginning, ring.tools, files_there.tools])
 def test_tools_are_built_for_it(tools, arm, tmp_path):
     ring.write(tools(), arm, tmp_path / "tools.so")
     assert machine_of(tmp_path / "tools.so") == OF_ELF

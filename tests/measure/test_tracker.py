@@ -12,11 +12,14 @@ import pytest
 from tvm import rpc
 
 from subtune import load
+from subtune.backends import as_device
+from subtune.backends.cpu.lowering.ring import beginning, write
 from subtune.core.errors import SubtuneError, TargetError
 from subtune.driver import compile_model
 from subtune.models import reduced
 from subtune.runtime.remote import Remote, devices_of
 from tests.measure.rpc_server import rpc_server, tracker, unsteady_network
+from tests.measure.unsteady_network import SPARED_BYTES
 
 DEVICES = 2
 KEY = "board"
@@ -86,6 +89,12 @@ def test_all_devices_of_a_key_measure(lent, tmp_path):
     assert not report.failures
     assert all(row.tuned_s > 0 for row in report.rows)
     assert all(log.read_text().count("connected from") > count for log, count in zip(logs, before, strict=True))
+
+
+def test_what_is_not_spared_does_no_harm(device, tmp_path):
+    """The library that keeps the server, and a page or two that are sent round it."""
+    write(beginning(), as_device(device).model, tmp_path / "begin.so")
+    assert (tmp_path / "begin.so").stat().st_size + 4096 < SPARED_BYTES
 
 
 def test_a_network_that_is_cut_loses_nothing(tmp_path):

@@ -14,13 +14,13 @@ import numpy as np
 from subtune import runtime
 from subtune.backends.cpu.device import CPU
 from subtune.backends.cpu.lowering import files_there as tool
-from subtune.backends.cpu.lowering.ring import BEGIN, PUT, TAKE, write
+from subtune.backends.cpu.lowering.ring import PUT, TAKE
+from subtune.backends.cpu.lowering.session_tools import session_tools
 from subtune.core.errors import ArtifactError, SubtuneError
 from subtune.core.manifest import LIBRARY_NAME, WEIGHTS_NAME, FileEntry, Manifest
 from subtune.core.memory_plan import Base
-from subtune.core.scratch import temporary
 from subtune.core.tensor_spec import TensorSpec
-from subtune.runtime.remote import SESSION_S, SPREAD_THREADS, Remote, answers, close, connected, is_expired, loaded
+from subtune.runtime.remote import SESSION_S, Remote, answers, close, connected, is_expired
 
 _POINTER_BYTES = 8
 _PATH_BYTES = 4096
@@ -49,20 +49,14 @@ def session_at(remote: Remote, triple: str, threads: int, nbytes: int = 0) -> It
     Raises (also what is done within):
         SubtuneError: it cannot be reached, the connection was lost, or it has taken too long.
     """
-    with temporary() as folder:
-        path = folder / "tools.so"
-        write(tool.tools(), CPU({"mtriple": triple}), path)
-        library = bytearray(path.read_bytes())
+    tools = session_tools(tool.tools(), tool.TOOLS, CPU({"mtriple": triple}))
     try:
         session_s = SESSION_S + nbytes // _SLOWEST_BYTES_PER_S
         session = connected(remote, session_s)
     except ConnectionError as e:
         raise SubtuneError(str(e)) from e
     try:
-        module = loaded(session, library, "tools.so")
-        module[BEGIN]()  # what ends its process does not end the server
-        session.get_function("runtime.config_threadpool")(SPREAD_THREADS, threads)
-        yield ArtifactThere(session, {name: module[name] for name in tool.TOOLS})
+        yield ArtifactThere(session, tools.begin(session, threads))
     except SubtuneError:
         raise
     except Exception as e:

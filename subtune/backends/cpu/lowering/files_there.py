@@ -1,6 +1,5 @@
 """What another machine needs to hold an artifact and to run it, as one library.
 
-    begin()                        see `ring`
     variable(name, found)          found = the environment's variable; its length, or -1 where there is none
     make(path)                     a folder; nothing where it is there already
     rename(path, wanted)           0, or what the system says
@@ -25,7 +24,7 @@ from tvm.script import tirx as T
 
 from subtune.backends.cpu.lowering.judge_there import take
 from subtune.backends.cpu.lowering.pack_there import put
-from subtune.backends.cpu.lowering.ring import BEGIN, PUT, TAKE, begin
+from subtune.backends.cpu.lowering.ring import PUT, TAKE
 
 VARIABLE, MAKE, RENAME, READ = "variable", "make", "rename", "read"
 ADDRESS, CLEAR, DIGEST = "address", "clear", "digest"
@@ -43,7 +42,7 @@ def tools() -> tvm.IRModule:
     files: dict[str, Any] = {VARIABLE: _variable, MAKE: _make, RENAME: _rename, READ: _read, DIGEST: _digest}
     arrays: dict[str, Any] = {ADDRESS: _address, CLEAR: _clear, PUT: put(), TAKE: take()}
     made = {name: func.with_attr("global_symbol", name) for name, func in {**files, **arrays}.items()}
-    return tvm.IRModule({ir.GlobalVar(name): func for name, func in {BEGIN: begin(), **made}.items()})
+    return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
 
 def padding_of(nbytes: int) -> bytes:

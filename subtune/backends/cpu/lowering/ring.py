@@ -4,9 +4,10 @@
         for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …); returns the nanoseconds
 
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
-many `seconds` the process is ended. Another library, the same for all kernels, is loaded as a session begins:
+many `seconds` the process is ended. Two other libraries, the same for all kernels, are loaded as a session begins:
 
-    begin()                         see `begin`
+    begin()                         see `_begin`
+
     spread(source, array, copies)   array = source, source, …
     compare(one, other, found)      found[0] = how many bytes of the two differ
     put, pack1, pack2, …            see `pack_there`
@@ -49,12 +50,17 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
 
 def tools() -> tvm.IRModule:
     """The other library's functions."""
-    made = {BEGIN: begin(), SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
+    made = {SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
     made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
 
-def begin() -> Any:
+def beginning() -> tvm.IRModule:
+    """What each session begins with, alone: until it is there, a connection that breaks off stops the server."""
+    return tvm.IRModule({ir.GlobalVar(BEGIN): _begin()})
+
+
+def _begin() -> Any:
     """From its call on a child of the process serves the session, and ends as it may: the process itself ends well.
 
     TVM's server takes no further session once the process of one has ended with an error.

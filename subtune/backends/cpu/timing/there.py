@@ -20,17 +20,16 @@ import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, padded_shape
-from subtune.backends.cpu.lowering.ring import BEGIN, COMPARE, NEAR, PACK, PUT, RING, SPREAD, TAKE, TOOLS, tools, write
+from subtune.backends.cpu.lowering.ring import COMPARE, NEAR, PACK, PUT, RING, SPREAD, TAKE, TOOLS, tools
+from subtune.backends.cpu.lowering.session_tools import session_tools
 from subtune.core.kernel import ConstantTransform, Packing
 from subtune.core.measurement import Comparison, Timing
-from subtune.core.scratch import temporary
 from subtune.measure.clock import time_calls, time_pairs
 from subtune.measure.copies import forget
 from subtune.measure.guarded import GUARD_BYTES, Guarded, as_bytes
 from subtune.measure.messages import Library
 from subtune.runtime.remote import (
     SESSION_S,
-    SPREAD_THREADS,
     Connection,
     LostInCall,
     Remote,
@@ -84,10 +83,7 @@ class There:
     def __init__(self, remote: Remote, device: CPUModel) -> None:
         self._connection = Connection(remote, self._begin, self._forget)
         self._threads = device.threads
-        with temporary() as folder:
-            path = folder / "tools.so"
-            write(tools(), device, path)
-            self._tools = path.read_bytes()
+        self._tools = session_tools(tools(), TOOLS, device)
         self._numbers = count()
         self._rings: OrderedDict[str, Any] = OrderedDict()
         self._tool: dict[str, Any] = {}
@@ -212,11 +208,7 @@ class There:
             raise ConnectionError(f"the connection to {self._connection.remote} was lost: {e}") from e
 
     def _begin(self, session: Any) -> None:
-        """Before anything runs: the threads are those of the process that goes on."""
-        library = loaded(session, bytearray(self._tools), "tools.so")
-        library[BEGIN]()
-        self._tool = {name: library[name] for name in TOOLS}
-        session.get_function("runtime.config_threadpool")(SPREAD_THREADS, self._threads)
+        self._tool = self._tools.begin(session, self._threads)
 
     def _forget(self) -> None:
         self._rings.clear()
