@@ -15,7 +15,6 @@ from subtune.assembly import Package, write_artifact
 from subtune.backends.base import Device
 from subtune.core.clock import Clock
 from subtune.core.durations import budget_seconds
-from subtune.core.progress import ProgressCallback
 from subtune.core.scratch import TEMPORARY, TEMPORARY_END, scratch
 from subtune.database import Database, opened
 from subtune.dynamic.driver import compile_dynamic
@@ -28,7 +27,7 @@ from subtune.passes.splice import splice
 from subtune.pipeline import Prepared, prepare
 from subtune.report.account import Tuning, account
 from subtune.report.compile_report import CompileReport
-from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of
+from subtune.report.provenance import failures, kernel_origins, note_of_elsewhere, rows, sizes, source_of, transfer_of
 from subtune.tuning.alternatives import Plan, chosen_partition, plan
 from subtune.tuning.predict import predict
 from subtune.tuning.records import Records
@@ -89,8 +88,7 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         store = until_chosen.enter_context(opened(options.database))
         with clock.stage("tune"):
             planned = plan(prepared.subgraphs, others, device, store)
-            budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
-            records = _tuned(planned, device, Search(options.topk, budget_s), measurer, options.progress, store)
+            records = _tuned(planned, device, options, is_elsewhere, measurer, store)
         with clock.stage("choose"):
             choices = planned.choices(others, records)
             prepared = prepared.arranged(chosen_partition(prepared.graph, others, choices))
@@ -127,24 +125,26 @@ def compile_model(model: Any, output: str | Path, **given: Any) -> CompileReport
         choices=choices,
         weights=weights,
         in_floats=left,
+        transfer=transfer_of(records),
     )
 
 
 def _tuned(
     planned: Plan,
     device: Device,
-    search: Search,
+    options: Options,
+    is_elsewhere: bool,
     measurer: Measurer | None,
-    progress: ProgressCallback | None,
     store: Database,
 ) -> Records:
+    budget_s = options.budget_s if options.tune and not is_elsewhere else 0.0
     return tune(
         planned.first,
         device,
-        search,
+        Search(options.topk, budget_s, transfer=options.transfer),
         database=store,
         measurer=measurer,
-        progress=progress,
+        progress=options.progress,
         rivals=planned.rivals,
         later=planned.later,
         worth=planned.prospects.worth_tuning,

@@ -22,7 +22,15 @@ ROOMS = (
     ("runtime",),
     ("tir",),
     ("quantization",),
-    ("patterns", "models", "backends.calibration", "backends.many_shapes", "backends.planned", "backends.elsewhere"),
+    (
+        "patterns",
+        "models",
+        "backends.calibration",
+        "backends.many_shapes",
+        "backends.planned",
+        "backends.elsewhere",
+        "backends.fingerprints",
+    ),
     ("backends.base",),
     ("measure", "artifact"),  # without what they do by asking a backend
     ("passes", "frontends"),

@@ -42,6 +42,12 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         help="what weights may take as kernels want them, times the model's own (default: 1.25, or 128 MiB more; "
         "with --dynamic four times as much is added; inf)",
     )
+    parser.add_argument(
+        "--transfer",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="begin with what the database says won for like subgraphs and on like devices, and try fewer others",
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")
     parser.add_argument("--no-tune", action="store_true", help="use default schedules, and what the database has")
     parser.add_argument(
@@ -87,6 +93,7 @@ def compile_one(args: argparse.Namespace, model: str, output: str, dump: str | N
             verify=not args.no_verify,
             tune=not args.no_tune,
             weights_limit=args.weights_limit,
+            transfer=args.transfer,
             exact=args.exact,
             precision=arguments.precision_of(args) or "fp32",
             trace=args.trace,

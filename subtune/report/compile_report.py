@@ -47,6 +47,25 @@ class SubgraphRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """What near workloads and near devices saved this run: of how many subgraphs the search began with their winners,
+    those of alternatives that were not taken included; how many candidates these searches considered, and would have
+    considered without; and how many they tried. The others were not hopeful after a first look.
+    """
+
+    subgraphs: int = 0
+    considered: int = 0
+    considered_without: int = 0
+    tried: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.subgraphs} searches began with what won for like subgraphs or devices: {self.considered} of "
+            f"{self.considered_without} candidates were considered, {self.tried} tried"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CompileReport:
     """`seconds` by stage; `verified` says with what the whole model was compared, "" when it was not; `memory` what the
     artifact takes when it is loaded.
@@ -58,6 +77,7 @@ class CompileReport:
     `weights` are the bytes of the constants, and what kernels gave up to keep them within the limit.
     `in_floats` says what of a quantised model stays in floats.
     `dynamic` are the subgraphs of a model for many shapes, in the place of `rows`.
+    `transfer` says what other searches saved this one.
     `code_bytes` is the size of the artifact's files without its weights.
     """
 
@@ -76,6 +96,7 @@ class CompileReport:
     in_floats: tuple[InFloats, ...] = ()
     dynamic: tuple[DynamicRow, ...] = ()
     code_bytes: int = 0
+    transfer: Transfer = Transfer()
 
     @property
     def default_s(self) -> float:
@@ -133,6 +154,7 @@ class CompileReport:
             found = ", ".join(f"{count} of {dtype}" for dtype, count in self.products.items()) or "none"
             lines.append(f"precision {self.precision}: products: {found}; sums of halves in float32")
         lines += in_floats_text(self.in_floats)
+        lines += [str(self.transfer)] if self.transfer.subgraphs else []
         lines += choices_text(self.choices)
         weights = str(self.weights) if self.weights and self.weights.packed_bytes != self.weights.own_bytes else ""
         lines += [line for line in (weights, self.verified, self.memory) if line]

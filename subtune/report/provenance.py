@@ -12,8 +12,9 @@ from subtune.artifact.manifest import sha256_of
 from subtune.backends.base import Device
 from subtune.core.graph import Subgraph
 from subtune.core.manifest import KernelOrigin, Source
-from subtune.report.compile_report import SubgraphRow
+from subtune.report.compile_report import SubgraphRow, Transfer
 from subtune.tuning.predict import BASIS
+from subtune.tuning.records import Records
 from subtune.tuning.roofline import position
 from subtune.tuning.winners import Winners
 
@@ -52,6 +53,17 @@ def failures(subgraphs: Sequence[Subgraph], reasons: Mapping[str, str]) -> tuple
     """Of what ships; alternatives that failed were not taken."""
     keys = {subgraph.workload.key for subgraph in subgraphs}
     return tuple(sorted((key, reason) for key, reason in reasons.items() if key in keys))
+
+
+def transfer_of(records: Records) -> Transfer:
+    """Of this run, all searches together."""
+    found = records.transferred
+    return Transfer(
+        len(found),
+        sum(len(one.candidates) for one in found.values()),
+        sum(one.full for one in found.values()),
+        sum(len(records.outcomes.get(key, ())) for key in found),
+    )
 
 
 def note_of_elsewhere(device: Device, winners: Winners) -> str:

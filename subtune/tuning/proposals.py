@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from subtune import backends
@@ -13,9 +13,7 @@ from subtune.core.measurement import Failure, Timing
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
-
-Policy = Callable[[Workload, Device, int], Sequence[Candidate]]
-"""The candidates of a workload, at most so many, best first."""
+from subtune.tuning.transfer import Neighbours, Policy, Transferred
 
 NEAR = 1.1
 """What an earlier run timed is timed again where it was slower than the fastest by no more than this."""
@@ -30,14 +28,29 @@ class Proposals:
     known: Mapping[Candidate, Timing | Failure]
     found: Record | None
     """What an earlier run decided."""
+    transferred: Transferred | None = None
+    """What near searches had to say; nothing where an earlier run decided."""
+
+    @property
+    def first(self) -> tuple[Candidate, ...]:
+        """Of `fresh` what near searches found to be the fastest there."""
+        return tuple(c for c in self.transferred.first if c in self.fresh) if self.transferred else ()
 
 
 def policy(workload: Workload, device: Device, topk: int) -> Sequence[Candidate]:
     return backends.candidates(workload, device, topk)
 
 
-def propose(workload: Workload, device: Device, topk: int, database: Database | None, ask: Policy) -> Proposals:
-    """An earlier run's winner, imported candidates, then the policy's.
+def propose(
+    workload: Workload,
+    device: Device,
+    topk: int,
+    database: Database | None,
+    ask: Policy,
+    neighbours: Neighbours | None = None,
+) -> Proposals:
+    """An earlier run's winner, imported candidates, then the policy's; where no run decided and others were near, what
+    won there and fewer of the policy's.
 
     Raises:
         SubtuneError: the policy fails.
@@ -48,9 +61,11 @@ def propose(workload: Workload, device: Device, topk: int, database: Database | 
     if database:
         proposed += database.suggestions(workload)
     try:
-        proposed += ask(workload, device, topk)
+        own: Sequence[Candidate] = tuple(ask(workload, device, topk))
+        moved = neighbours.transferred(workload, own, topk, ask) if neighbours and not found else None
     except Exception as e:  # a policy that does not foresee a workload costs that workload its tuning, no more
         raise SubtuneError(f"no candidates for workload {workload.key}: {type(e).__name__}: {e}") from e
+    proposed += moved.candidates if moved else own
     everything = tuple(dict.fromkeys(c for c in proposed if c != DEFAULT))
     stored = database.outcomes(workload, scope) if database and scope else {}
     known = {c: stored[c] for c in everything if c in stored}
@@ -60,4 +75,4 @@ def propose(workload: Workload, device: Device, topk: int, database: Database | 
         is_near = isinstance(outcome, Timing) and outcome.min_s <= limit_s
         if is_near or (found and candidate == found.candidate):
             del known[candidate]
-    return Proposals(everything, tuple(c for c in everything if c not in known), known, found)
+    return Proposals(everything, tuple(c for c in everything if c not in known), known, found, moved)

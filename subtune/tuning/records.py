@@ -6,6 +6,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.measurement import Failure, Timing
 from subtune.core.record import Record
 from subtune.tuning.prospects import OUTRUN
+from subtune.tuning.transfer import Transferred
 
 
 class Records(dict[str, Record]):
@@ -13,7 +14,7 @@ class Records(dict[str, Record]):
 
     `interrupted` says that the user ended the run (Ctrl-C); `failures` why a workload could not be tuned at all;
     `outcomes` what became of every candidate that this run tried, by workload key; `outrun` the keys of those that
-    were not worth tuning, or not to the end.
+    were not worth tuning, or not to the end; `transferred` by key what near searches had to say of it.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,7 @@ class Records(dict[str, Record]):
         self.failures: dict[str, str] = {}
         self.outcomes: dict[str, dict[Candidate, Timing | Failure]] = {}
         self.outrun: set[str] = set()
+        self.transferred: dict[str, Transferred] = {}
 
     def reasons(self) -> dict[str, str]:
         """Why workloads were not tuned, or not to the end, by their keys."""

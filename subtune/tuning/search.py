@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from subtune.backends import as_device
 from subtune.backends.base import Device, HardwareModel
 from subtune.core.errors import DevicesLost, SubtuneError
-from subtune.core.progress import Progress, ProgressCallback
+from subtune.core.progress import ProgressCallback
 from subtune.core.record import Record
 from subtune.core.workload import Workload
 from subtune.database import Database
@@ -28,6 +28,8 @@ from subtune.tuning.order import bound_s, free_for, may_join, next_builds, next_
 from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import Seen
 from subtune.tuning.records import Records
+from subtune.tuning.standing import standing
+from subtune.tuning.transfer import Neighbours
 from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class Search:
     """Wall-clock seconds from the call on; None: none but the candidates' own."""
     candidates: Policy = policy
     """Gives the candidates, best first."""
+    transfer: bool = False
+    """Begin with what won where workloads or devices are near, and try fewer others (`tuning.transfer`)."""
 
 
 def tune_subgraph(
@@ -132,6 +136,7 @@ class _Tuning:
         self._searches: list[WorkloadSearch] = []
         self._earlier: dict[str, float] = {}
         self._is_rebuild = False
+        self._neighbours: Neighbours | None = None
         self._done = self._total = 0
 
     def run(
@@ -150,6 +155,9 @@ class _Tuning:
         self._done = self._total - sum(map(len, parts))
         # What an earlier compile gave up by its looks is given up again; for good, where it finished its own.
         self._is_rebuild = not parts[0]
+        if self._search.transfer and self._database:
+            workloads = [job.workload for jobs in parts for job in jobs]
+            self._neighbours = Neighbours(self._database, self._device, workloads)
         if self._worth and self._database:
             scope = self._device.scope()
             seen = {job.workload.key: self._database.least_s(job.workload, scope) for jobs in parts for job in jobs}
@@ -265,10 +273,13 @@ class _Tuning:
 
     def _begun(self, job: Job, measurer: Measurer, sessions: ExitStack) -> WorkloadSearch | None:
         try:
-            proposals = propose(job.workload, job.device, job.topk, self._database, self._search.candidates)
+            ask = self._search.candidates
+            proposals = propose(job.workload, job.device, job.topk, self._database, ask, self._neighbours)
         except SubtuneError as e:
             self._fail(job, e)
             return None
+        if proposals.transferred:
+            self._records.transferred[job.workload.key] = proposals.transferred
         session = sessions.enter_context(measurer.session(job.workload, job.device, self._deadline))
         search = WorkloadSearch(job, proposals, session, self._database, self._tell)
         search.prefetch()  # builders are busy while the others' candidates are enumerated
@@ -329,21 +340,5 @@ class _Tuning:
 
     def _tell(self, search: WorkloadSearch) -> None:
         with self._crew.lock:
-            self._progress(self._stand(search))
-
-    def _stand(self, search: WorkloadSearch) -> Progress:
-        now = time.monotonic()
-        tried = sum(one.tried / max(1, one.candidates) for one in self._searches if one.step != Step.DONE)
-        share = min(1.0, (self._done + tried) / max(1, self._total))
-        # Before anything is known of the pace, only the budget bounds the time to go.
-        eta_s = (now - self._begin) * (1 - share) / share if share else math.inf
-        return Progress(
-            search.job.workload.key,
-            self._done,
-            self._total,
-            search.tried,
-            search.candidates,
-            search.best_s,
-            max(0.0, min(eta_s, self._deadline - now)),
-            share,
-        )
+            times = self._begin, self._deadline
+            self._progress(standing(search, self._searches, self._done, self._total, times))

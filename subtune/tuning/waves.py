@@ -26,11 +26,14 @@ Tile = Callable[[Candidate], object]
 """What of a candidate is not the loops around its tile: `Backend.tile`."""
 
 
-def in_turn(candidates: Sequence[Candidate], tile: Tile, every_family: bool = False) -> list[Candidate]:
-    """The first of every implementation come first, of which the model compares two less well than two tiles; then the
-    first of every tile: another tile tells more than other loops around the same.
+def in_turn(
+    candidates: Sequence[Candidate], tile: Tile, every_family: bool = False, first: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """After `first` come the first of every implementation, of which the model compares two less well than two tiles;
+    then the first of every tile: another tile tells more than other loops around the same.
 
     Args:
+        first: those of `candidates` that won where workloads or devices were near.
         every_family: implementations that are far behind are no exception, and do not wait for their tiles' turn.
     """
     heads: dict[object, Candidate] = {}
@@ -41,7 +44,7 @@ def in_turn(candidates: Sequence[Candidate], tile: Tile, every_family: bool = Fa
     tiles = {tile(candidate): candidate for candidate in heads.values()}
     for candidate in candidates:
         tiles.setdefault(tile(candidate), candidate)
-    return list(dict.fromkeys([*heads.values(), *tiles.values(), *candidates]))
+    return list(dict.fromkeys([*first, *heads.values(), *tiles.values(), *candidates]))
 
 
 def unconditional(count: int, cores: int, overlaps: bool) -> int:

@@ -59,8 +59,8 @@ class WorkloadSearch:
         self._session, self._database, self._tell = session, database, tell
         fresh = proposals.fresh
         is_one_wave = len(fresh) < TWO_WAVES
-        overlaps = job.device.backend.measuring.overlaps
-        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, job.device.backend.tile, every_family=overlaps)
+        overlaps, tile = job.device.backend.measuring.overlaps, job.device.backend.tile
+        self._waiting = list(fresh) if is_one_wave else in_turn(fresh, tile, overlaps, proposals.first)
         self._sure = len(fresh) if is_one_wave else unconditional(len(fresh), job.device.model.host.threads, overlaps)
         self._later = later_wave(len(fresh), overlaps)
         self._built: dict[Candidate, Built] = {}

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from subtune.backends.base import Backend, Device, Family, HardwareModel, Problem
-from subtune.backends.cpu.device import CPU, CPUModel
+from subtune.backends.cpu.device import CPU, IN_L3, CPUModel
 from subtune.backends.cpu.math.byte_dots import cheapest_rows
+from subtune.backends.fingerprints import cpu_distance
 from subtune.backends.host.link import link_command
 from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
@@ -122,6 +123,9 @@ class CPUBackend(Backend):
         if obstacle := model.obstacle():
             raise TargetError(f"{model.description} cannot be calibrated: {obstacle}")
         return calibrate(model)
+
+    def distance(self, own: str, other: str) -> float:
+        return cpu_distance(own, other, (IN_L3,))
 
     # -- kernels
 

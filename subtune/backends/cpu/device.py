@@ -30,6 +30,8 @@ _FALLBACK_CACHES = {"l1d": 32 * 1024, "l2": 256 * 1024, "l3": 8 * 1024 * 1024, "
 _FALLBACK_CORES = 4
 
 _ARCHITECTURES = ("x86_64", "aarch64")
+IN_L3 = "in-l3"
+"""The state in which a model keeps all it works on in L3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class CPUModel:
 
     @property
     def measured_state(self) -> str:
-        return "in-l3" if self.keeps_working_set else ""
+        return IN_L3 if self.keeps_working_set else ""
 
     def target(self) -> Any:
         """The `tvm.target.Target` kernels are built for."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from subtune.backends.base import Backend, Device, Family, HardwareModel, Problem
 from subtune.backends.cuda.device import CUDA, CUDAModel, is_cuda_target
+from subtune.backends.fingerprints import cuda_distance
 from subtune.backends.planned import Planned
 from subtune.core.candidate import Candidate
 from subtune.core.errors import TargetError
@@ -140,6 +141,9 @@ class CUDABackend(Backend):
         if obstacle := model.obstacle():
             raise TargetError(f"{model.name} cannot be calibrated: {obstacle}")
         return calibrate(model)
+
+    def distance(self, own: str, other: str) -> float:
+        return cuda_distance(own, other)
 
     # -- kernels
 
