@@ -88,6 +88,7 @@ class Neighbours:
         self._database, self._device, self._versions = database, device, device.backend.versions()
         found = self._winners()
         self._near = {one.key: self._nearest(one, found) for one in workloads} if found else {}
+        self._proposed: dict[tuple[str, int], Sequence[Candidate]] = {}
 
     def near(self, workload: Workload) -> tuple[Near, ...]:
         """The nearest few searches, the nearest first; equally near ones by the keys of their workloads."""
@@ -100,8 +101,14 @@ class Neighbours:
         near = self.near(workload)
         if not near or not proposed:
             return None
-        wide = ask(workload, self._device, _WIDE * topk)
-        return transferred(proposed, wide, near, [ask(one.workload, self._device, topk) for one in near])
+
+        def proposed_there(one: Near) -> Sequence[Candidate]:
+            key = one.workload.key, topk
+            if key not in self._proposed:  # one search is near to many
+                self._proposed[key] = ask(one.workload, self._device, topk)
+            return self._proposed[key]
+
+        return transferred(proposed, ask(workload, self._device, _WIDE * topk), near, proposed_there)
 
     def _winners(self) -> list[tuple[Workload, Likeness, Record, float]]:
         """Those of near devices whose family is what it was, each with its device's distance.
@@ -151,7 +158,7 @@ def transferred(
     proposed: Sequence[Candidate],
     wide: Sequence[Candidate],
     near: Sequence[Near],
-    proposed_there: Sequence[Sequence[Candidate]],
+    proposed_there: Callable[[Near], Sequence[Candidate]],
 ) -> Transferred:
     """The winners of `near` searches first, and fewer of the policy's own proposals.
 
@@ -170,18 +177,18 @@ def transferred(
     Args:
         proposed: by the policy, best first. What it never proposes is no candidate here, whatever won elsewhere.
         wide: the same, more of them.
-        proposed_there: the same as `proposed` for the workload of each of `near`.
+        proposed_there: the same as `proposed`, for the workload of one of `near`.
     """
     everything = dict.fromkeys((*proposed, *wide))
     if near[0].has_same_loops and near[0].record.complete:
-        own = {candidate: candidate for candidate in everything}  # with what is predicted here
+        own = {candidate: candidate for candidate in everything}  # a key's value has what is predicted here
         first = tuple(own[candidate] for candidate in _fastest(near[0].timings) if candidate in own)
         if first:
             rest = tuple(candidate for candidate in proposed[:1] if candidate not in first)
             return Transferred(first, rest, len(proposed), tuple(near))
     winners = [adapted(one.record.candidate, tuple(everything)) for one in near]
     first = tuple(dict.fromkeys(winner for winner in winners if winner is not None))
-    is_trusted = all(_was_enough(one, there) for one, there in zip(near, proposed_there, strict=True))
+    is_trusted = all(one.record.complete and _was_enough(one, proposed_there(one)) for one in near)
     kept = ceil(KEPT * len(proposed)) if is_trusted else len(proposed)
     others = [candidate for candidate in proposed if candidate not in first]
     return Transferred(first[:kept], tuple(others[: max(0, kept - len(first))]), len(proposed), tuple(near))
@@ -195,10 +202,10 @@ def _fastest(timings: Mapping[Candidate, Timing]) -> list[Candidate]:
 
 
 def _was_enough(near: Near, proposed: Sequence[Candidate]) -> bool:
-    """Whether the first half of the policy's proposals would have done, and it is known."""
+    """Whether the first half of the policy's proposals would have done there."""
     early = [near.timings[c].min_s for c in proposed[: ceil(KEPT * len(proposed))] if c in near.timings]
     best_s = min((timing.min_s for timing in near.timings.values()), default=inf)
-    return near.record.complete and min(early, default=inf) <= _ENOUGH * best_s
+    return min(early, default=inf) <= _ENOUGH * best_s
 
 
 def adapted(winner: Candidate, proposed: Sequence[Candidate]) -> Candidate | None:

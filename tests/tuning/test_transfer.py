@@ -182,7 +182,7 @@ def test_an_adapted_winner_may_stand_further_down_than_the_candidates_that_are_t
     record = Record("k", "d", winner, *[Timing(1.0, 1.0, 0.0, 9)] * 2, 2.0, "h", 8, 8, 0, complete=True)
     near = Near(MINE, record, 1.0, {**seen, winner: Timing(0.99, 0.99, 0.0, 9)})
     deep = Candidate.make("t", 7.0, i=32)
-    found = transferred(CANDIDATES, (*CANDIDATES, deep), [near], [CANDIDATES])
+    found = transferred(CANDIDATES, (*CANDIDATES, deep), [near], lambda _: CANDIDATES)
     assert found.candidates == (deep, *CANDIDATES[:3])
     assert found.first[0].predicted_s == 7.0, "what is predicted here"
 
