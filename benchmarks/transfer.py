@@ -10,9 +10,10 @@ Compiles `--first` into a database of its own, then `--then` several times, each
 - device: that of alone, its records renamed to another processor's (`--renamed OLD=NEW`). They are this machine's own
   measurements under another name: that says what the search does with them, and not how alike two processors are.
 
-Each artifact is then timed in turns with that of alone: the ratio is the median over rounds of latency over alone's,
-above 1 being slower. Candidates are those of which the compile itself stored an outcome. Files that are in `--folder`
-already are taken as they are, but for artifacts.
+All artifacts are then called in turns. Ratios are of latencies over alone's, above 1 being slower: the median over
+rounds with its quartiles, and that of the least of all rounds, which says more where others use the machine, too.
+Candidates are those of which the compile itself stored an outcome. A `first.db` that is in `--folder` is taken as it
+is, and with `--race` all that is there.
 """
 
 from __future__ import annotations
@@ -25,15 +26,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import subtune
 from subtune.artifact.random_inputs import random_inputs
 from subtune.driver import compile_model
 from subtune.report.compile_report import Transfer
-
-HALF_TOPK = 10
 
 
 @dataclass(frozen=True)
@@ -73,23 +72,36 @@ def compiled(name: str, model: str, folder: Path, **options: Any) -> Run:
     return run
 
 
-def ratio(artifact: Path, other: Path, rounds: int) -> tuple[float, float, float]:
-    """The latency of `artifact` over that of `other`, called in turns: the median over rounds, and its quartiles."""
-    loaded = [subtune.load(path) for path in (artifact, other)]
+def latencies(paths: Sequence[Path], rounds: int) -> list[list[float]]:
+    """Seconds of each artifact's calls, one in every round; the order turns with the rounds."""
+    loaded = [subtune.load(path) for path in paths]
     inputs = random_inputs(loaded[0].manifest.inputs, 0)
     for one in loaded:
         one.run(inputs)
-    found = []
+    found: list[list[float]] = [[] for _ in loaded]
     for number in range(rounds):
-        taken = [0.0, 0.0]
-        for place in (0, 1) if number % 2 else (1, 0):
+        for step in range(len(loaded)):
+            place = (number + step) % len(loaded)
             begin = time.perf_counter()
-            for _ in range(5):
-                loaded[place].run(inputs)
-            taken[place] = time.perf_counter() - begin
-        found.append(taken[0] / taken[1])
-    found.sort()
-    return median(found), found[len(found) // 4], found[-len(found) // 4 - 1]
+            loaded[place].run(inputs)
+            found[place].append(time.perf_counter() - begin)
+    return found
+
+
+def compile_all(folder: Path, args: argparse.Namespace) -> list[Run]:
+    options = {"threads": args.threads, "topk": args.topk, "verify": False}
+    if not (folder / "first.db").exists():
+        compiled("first", args.first, folder, transfer=False, **options)
+    runs = [compiled("alone", args.then, folder, transfer=False, **options)]
+    runs.append(compiled("half", args.then, folder, transfer=False, **{**options, "topk": args.topk // 2}))
+    copy(folder / "first.db", folder / "shapes.db")
+    runs.append(compiled("shapes", args.then, folder, transfer=True, **options))
+    copy(folder / "alone.db", folder / "device.db")
+    if not rename(folder / "device.db", *args.renamed.split("=")):
+        raise SystemExit(f"no record has {args.renamed.partition('=')[0]} in its device's fingerprint")
+    runs.append(compiled("device", args.then, folder, transfer=True, **options))
+    (folder / "runs.json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    return runs
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -98,32 +110,27 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", default="zoo:resnet18")
     parser.add_argument("--then", default="zoo:resnet50")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--topk", type=int, default=2 * HALF_TOPK)
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--renamed", default="znver4=znver3", metavar="OLD=NEW")
+    parser.add_argument("--topk", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=201)
+    parser.add_argument("--renamed", default="znver4=znver5", metavar="OLD=NEW")
+    parser.add_argument("--race", action="store_true", help="compile nothing, race what an earlier run left")
     args = parser.parse_args(given)
-    folder, options = args.folder, {"threads": args.threads, "topk": args.topk, "verify": False}
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "first.db").exists():
-        compiled("first", args.first, folder, transfer=False, **options)
-    runs = [compiled("alone", args.then, folder, transfer=False, **options)]
-    runs.append(compiled("half", args.then, folder, transfer=False, **{**options, "topk": args.topk // 2}))
-    copy(folder / "first.db", folder / "shapes.db")
-    runs.append(compiled("shapes", args.then, folder, **options))
-    copy(folder / "alone.db", folder / "device.db")
-    if not rename(folder / "device.db", *args.renamed.split("=")):
-        raise SystemExit(f"no record has {args.renamed.partition('=')[0]} in its device's fingerprint")
-    runs.append(compiled("device", args.then, folder, **options))
-    result = []
-    for run in runs:
-        middle, low, high = ratio(folder / f"{run.name}.subtune", folder / "alone.subtune", args.rounds)
-        share = run.candidates / max(1, runs[0].candidates)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.race:
+        stored = json.loads((args.folder / "runs.json").read_text())
+        runs = [Run(**{**one, "transfer": Transfer(**one["transfer"])}) for one in stored]
+    else:
+        runs = compile_all(args.folder, args)
+    found = latencies([args.folder / f"{run.name}.subtune" for run in runs], args.rounds)
+    for run, seconds in zip(runs, found, strict=True):
+        low, middle, high = quantiles([one / alone for one, alone in zip(seconds, found[0], strict=True)])
         print(
-            f"{run.name:8} {run.candidates:4} candidates ({share:.0%}), {run.tuning_s:6.1f} s of tuning, kernels "
-            f"{run.kernels_ms:.2f} ms; latency over alone {middle:.3f} ({low:.3f} to {high:.3f})  {run.transfer}"
+            f"{run.name:8} {run.candidates:4} candidates ({run.candidates / max(1, runs[0].candidates):.0%}), "
+            f"{run.tuning_s:6.1f} s of tuning; latency {min(seconds) * 1e3:.2f} ms at least, over alone "
+            f"{min(seconds) / min(found[0]):.3f}, median {middle:.3f} ({low:.3f} to {high:.3f})"
         )
-        result.append({**asdict(run), "ratio": middle, "low": low, "high": high})
-    (folder / "transfer.json").write_text(json.dumps(result, indent=1) + "\n")
+        if run.transfer.subgraphs:
+            print(f"         {run.transfer}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Options:
     """Wall-clock seconds for tuning; None: none but the candidates' own."""
     topk: int = 20
     """Candidates per subgraph."""
-    transfer: bool = True
+    transfer: bool = False
     """Begin with the winners of near workloads and near devices that the database has, and try fewer other candidates
     where those were enough there. Not with `dynamic`."""
     weights_limit: float | None = None

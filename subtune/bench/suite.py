@@ -62,7 +62,7 @@ class Settings:
         return Numerics(bool(self.option("exact")), bool(self.option("tf32")), self.option("tensor_core") or "auto")
 
     def compile(self, model: Any, output: Path, verify: bool = True, **more: Any) -> CompileReport:
-        options = {"transfer": False, **dict(self.options), **more}  # no result depends on what was compiled before
+        options = {**dict(self.options), **more}
         return compile_model(model, output, verify=verify, database=self.database, progress=self.progress, **options)
 
 

@@ -152,7 +152,7 @@ def _compile(args: argparse.Namespace, scratch: Path) -> Path:
     with progress_bar() as progress:
         model = arguments.model_of(args, args.subject)
         given = {"shapes": arguments.shapes_of(args), "dynamic": arguments.dynamic_of(args)}
-        compile_model(model, output, **given, progress=progress, transfer=False, **_options(args))
+        compile_model(model, output, **given, progress=progress, **_options(args))
     return output
 
 

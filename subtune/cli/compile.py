@@ -45,7 +45,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transfer",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=False,
         help="begin with what the database says won for like subgraphs and on like devices, and try fewer others",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the result with a reference")

@@ -128,7 +128,7 @@ class TestCompile:
             options = "--shape x=1,2 --dynamic seq=1..4:w=.json --dynamic batch=1 "
             options += "--budget 2m --topk 5 --threads 1 --db f.db --device d.json --no-verify --exact "
             options += "--cache in-place --precision bf16 --weights-limit 1.5 --regret 5% --max-kernels 4 --trace"
-            options += " --no-transfer"
+            options += " --transfer"
             options += " --remote board:9090 --insecure --devices 0,1 --cluster ray://head:10001"
             assert main(["compile", "m.onnx", "-o", out, *options.split()]) == 0
         ((args, kwargs),) = calls
@@ -159,7 +159,7 @@ class TestCompile:
             "exact": True,
             "precision": "bf16",
             "weights_limit": 1.5,
-            "transfer": False,
+            "transfer": True,
             "dump": None,
             "trace": True,
         }
