@@ -126,6 +126,14 @@ def test_a_near_device_says_what_may_win_and_nothing_else_is_tried(device, datab
     assert (records[MINE.key].candidate, len(built)) == (CANDIDATES[1], 3)
 
 
+def test_on_a_near_device_the_confirmed_winner_is_first_though_another_had_a_faster_sample():
+    timings = {c: Timing(t, t, 0.0, 9) for c, t in zip(CANDIDATES, (5.0, 2.1, 3.0, 2.0, 6.0), strict=False)}
+    record = Record("k", "d", CANDIDATES[1], *[Timing(2.0, 2.0, 0.0, 9)] * 2, 2.0, "h", 8, 8, 0, complete=True)
+    near = Near(MINE, record, 1.0, timings, has_same_loops=True)
+    found = transferred(CANDIDATES, CANDIDATES, [near], lambda _: CANDIDATES)
+    assert (found.first, found.rest) == ((CANDIDATES[1], CANDIDATES[3]), CANDIDATES[:1])
+
+
 def test_both_at_once_are_further_away_than_either(device, database):
     own = as_device(device)
     other = own.scope().device.replace("/t2", "/t4")
