@@ -114,6 +114,7 @@ def simulate(recording: Path, output: Path, counts: Sequence[int], names: Sequen
         work, found = work_of(names, folder, given["artifacts_s"]), Found()
         plants = [Plant(count, BUILDERS, False, message_s) for count in counts]
         plants += [Plant(count, BUILDERS, True, message_s) for count in counts if count >= len(names)]
+        plants += [Plant(count, BUILDERS, counts_cpu=False) for count in counts if count >= len(names)]
         for plant in plants:
             begin = time.perf_counter()
             outcome, _ = simulated(work, plant, durations, TOPK, found, folder / f"{len(rows)}.db")

@@ -36,7 +36,7 @@ class Crew(Generic[_T]):
         self._count, self._next_turn, self._take, self._interrupt = count, next_turn, take, interrupt
         self._nothing_is_left = is_over
         self._changed = threads.condition(self.lock)
-        self._busy = 0
+        self._busy = self._waiting = 0
         self._is_over = False
 
     def run(self) -> None:
@@ -54,21 +54,27 @@ class Crew(Generic[_T]):
                 self._take(turn, number)
                 with self._changed:
                     self._busy -= 1
-                    self._changed.notify_all()
+                    self._changed.notify()
         except BaseException:
             if self._count > 1:
                 self._stop()
             raise
 
     def _turn(self, number: int) -> Sequence[_T]:
+        """One that waits is woken at a time, and wakes the next one if there was something for it: where hundreds wait,
+        all of them asking after every turn would take the driver more time than the turns."""
         with self._changed:
             while not self._is_over:
                 if turn := self._next_turn(number):
                     self._busy += 1
+                    self._changed.notify()
                     return turn
                 if not self._busy and self._nothing_is_left():
+                    self._changed.notify_all()
                     return ()
-                self._changed.wait(LOOK_S)  # a device that was lost may be back
+                self._waiting += 1
+                self._changed.wait(self._waiting * LOOK_S)  # a device that was lost may be back: one of them sees it
+                self._waiting -= 1
             return ()
 
     def _stop(self) -> None:

@@ -209,6 +209,12 @@ class SimulatedCondition:
         self._lock.take_again(depth)
         return is_notified
 
+    def notify(self) -> None:
+        thread = next(iter(self._waiting), None)
+        if thread is not None:
+            del self._waiting[thread]
+            self._threads.wake(thread)
+
     def notify_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for thread in waiting:

@@ -68,6 +68,7 @@ class Outcome:
 
     devices: int
     side_by_side: bool
+    counts_cpu: bool
     seconds: float
     tune_s: float
     measured_s: float
@@ -165,6 +166,7 @@ def simulated(
     outcome = Outcome(
         plant.devices,
         plant.side_by_side,
+        plant.counts_cpu,
         threads.now_s,
         tune_s,
         sum(one.measured_s for one in measurers),
