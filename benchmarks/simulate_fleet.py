@@ -1,9 +1,11 @@
 """How many devices one driver can keep busy: a simulation, of durations that a real run on this machine had.
 
-    python benchmarks/simulate_fleet.py record benchmarks/fleet/durations.json
-    python benchmarks/simulate_fleet.py simulate benchmarks/fleet/durations.json benchmarks/fleet.json
+    python benchmarks/simulate_fleet.py record benchmarks/fleet-durations.json
+    python benchmarks/simulate_fleet.py simulate benchmarks/fleet-durations.json benchmarks/fleet.json
+    python benchmarks/simulate_fleet.py queue
 
-The first takes a few minutes of a machine with nothing else to do.
+The first takes a few minutes of a machine with nothing else to do, the second half an hour. The third prints what the
+builders' own queue, which the simulation replaces, takes of the driver's CPU: it has a thread for each builder.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +35,7 @@ from subtune.fleet.pooled import Pool, pooled
 from subtune.fleet.simulation.durations import Durations
 from subtune.fleet.simulation.recorded import recorded
 from subtune.fleet.simulation.study import Found, Outcome, Plant, TargetWork, simulated
+from subtune.measure.pool import Build, Builders
 from subtune.options import Options
 from subtune.pipeline import prepare
 from subtune.runtime.host import usable_cores
@@ -137,6 +142,47 @@ def simulate(recording: Path, output: Path, counts: Sequence[int], names: Sequen
     output.write_text(stamped(json.dumps(report)) + "\n")
 
 
+class Sleeper:
+    """A builder of which every build takes a fifth of a second, and no CPU."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    def start(self) -> None:
+        """There is nothing to start."""
+
+    def answer(self, job: object, limit_s: float, is_given_up: Callable[[], bool]) -> str:
+        time.sleep(0.2)
+        return "built"
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def queue(sessions: int = 8, turns: int = 8) -> None:
+    """Sessions that have four candidates built, and then time them in silence, again and again."""
+    for count in (BUILDERS, 64, 512, 512 * BUILDERS):
+        builders = Builders([Sleeper(str(number // BUILDERS)) for number in range(count)], 1.0)
+        builders.start()
+
+        def session(number: int, builders: Builders = builders) -> None:
+            for _ in range(turns):
+                builds = [Build(None, math.inf) for _ in range(BUILDERS)]
+                builders.submit(builds)
+                builders.wait(builds, math.inf, math.inf)
+                with builders.silence(str(number)):
+                    time.sleep(0.02)
+
+        begin_s = time.process_time()
+        with ThreadPoolExecutor(sessions) as threads:
+            list(threads.map(session, range(sessions)))
+        spent_s = time.process_time() - begin_s
+        print(
+            f"{count} builders: {1000 * spent_s / (sessions * turns * BUILDERS):.2f} ms of CPU for a build", flush=True
+        )
+        builders.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -146,10 +192,13 @@ def main() -> None:
     command.add_argument("output", type=Path)
     command.add_argument("--devices", type=int, nargs="+", default=COUNTS)
     command.add_argument("--targets", nargs="+", default=TARGETS)
+    commands.add_parser("queue")
     arguments = parser.parse_args()
     logging.getLogger("subtune").setLevel(logging.ERROR)
     if arguments.command == "record":
         record(arguments.output)
+    elif arguments.command == "queue":
+        queue()
     else:
         simulate(arguments.recording, arguments.output, arguments.devices, arguments.targets)
 
