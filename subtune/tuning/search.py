@@ -33,7 +33,6 @@ from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
 
-
 Worth = Callable[[Seen], Set[str]]
 
 
@@ -128,8 +127,7 @@ class _Tuning:
         threads: Threads,
     ) -> None:
         self._device, self._search, self._database, self._worth = device, search, database, worth
-        self._progress, self._threads = progress, threads
-        self._overlaps = False
+        self._progress, self._threads, self._overlaps = progress, threads, False
         self._begin = time.monotonic()
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
         self._records = Records()
@@ -339,8 +337,7 @@ class _Tuning:
         now = time.monotonic()
         tried = sum(one.tried / max(1, one.candidates) for one in self._searches if one.step != Step.DONE)
         share = min(1.0, (self._done + tried) / max(1, self._total))
-        # Before anything is known of the pace, only the budget bounds the time to go.
-        eta_s = (now - self._begin) * (1 - share) / share if share else math.inf
+        eta_s = (now - self._begin) * (1 - share) / share if share else math.inf  # then only the budget bounds it
         return Progress(
             search.job.workload.key,
             self._done,
