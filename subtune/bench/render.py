@@ -1,21 +1,26 @@
 """`python -m subtune.bench.render [ROOT]`: the documentation's figures, made of the runs stored in `benchmarks/`.
 
-Writes `docs/performance.md`, one SVG per chart under `docs/charts/`, and the README's table between its two markers. A
-test compares what is there with what this makes: a figure that is in no stored run is in no document.
+Writes `docs/performance.md`, one SVG per chart under `docs/charts/`, and between two markers each the README's table
+and `docs/cluster.md`'s simulated fleet. A test compares what is there with what this makes: a figure that is in no
+stored run is in no document.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from subtune.bench.fleet_section import fleet_section
 from subtune.bench.markdown import SECTIONS, TOGETHER, Section, origin, readme_table
 from subtune.bench.stored import StoredRun, StoredRunError, read_runs
 
 RUNS = "benchmarks"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+CLUSTER = "docs/cluster.md"
+FLEETS = ("fleet", "fleet-all-asked", "fleet-one-asked", "fleet-durations")
+"""Runs that are no benchmarks: they are for the page about clusters."""
 README_RUN = "cpu"
 """The stored run that the README shows."""
 _INTRODUCTION = """\
@@ -40,7 +45,8 @@ def rendered(root: Path) -> dict[str, str]:
     Raises:
         StoredRunError: a stored run cannot be read, or the README has no markers.
     """
-    runs = read_runs(root / RUNS)
+    everything = read_runs(root / RUNS)
+    runs = [run for run in everything if run.name not in FLEETS]
     parts, files = [_INTRODUCTION], {}
     for name, section, sources in _sections(runs):
         parts.append(f"## {section.heading}\n")
@@ -51,7 +57,9 @@ def rendered(root: Path) -> dict[str, str]:
         parts += [f"*{origin(run, RUNS)}*\n" for run in sources]
     files["docs/performance.md"] = "\n".join(parts)
     readme = (root / "README.md").read_text(encoding="utf-8")
-    return {**files, "README.md": _with_table(readme, runs)}
+    files["README.md"] = _with_table(readme, runs)
+    fleets = {run.name: run for run in everything if run.name in FLEETS}
+    return files | (_fleet(root, fleets) if fleets else {})
 
 
 def render(root: Path) -> None:
@@ -64,6 +72,23 @@ def render(root: Path) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def _fleet(root: Path, runs: Mapping[str, StoredRun]) -> dict[str, str]:
+    """The page about clusters, and its chart."""
+    page = (root / CLUSTER).read_text(encoding="utf-8")
+    if missing := [name for name in FLEETS if name not in runs]:
+        raise StoredRunError(f"{RUNS}/{missing[0]}.json is missing: the simulated fleet is made of {', '.join(FLEETS)}")
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise StoredRunError(f"{CLUSTER} needs the markers {BEGIN} and {END} once")
+    section = fleet_section(*(runs[name] for name in FLEETS[:3]))
+    about = [f"*{origin(runs['fleet'], RUNS)}*", f"*Durations: {origin(runs['fleet-durations'], RUNS)}*"]
+    parts = [BEGIN, f"![{section.caption}](charts/fleet.svg)", section.text, *about, END]
+    text = "\n\n".join(parts)
+    return {
+        CLUSTER: re.sub(f"{BEGIN}.*{END}", lambda _: text, page, flags=re.DOTALL),
+        "docs/charts/fleet.svg": section.chart,
+    }
 
 
 def _sections(runs: Sequence[StoredRun]) -> list[tuple[str, Section, list[StoredRun]]]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from subtune.backends.base import Device
+from subtune.core.progress import ProgressCallback
 from subtune.database import Database
 from subtune.fleet.described import Fleet, FleetModel
+from subtune.measure import Measurer
 from subtune.options import Options
 from subtune.pipeline import prepare
 from subtune.tuning.alternatives import Plan, plan
 from subtune.tuning.job import Single
+from subtune.tuning.proposals import Policy, policy
 from subtune.tuning.prospects import Seen
+from subtune.tuning.records import Records
+from subtune.tuning.search import Search, tune
+from subtune.tuning.threads import MACHINE, Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +71,37 @@ def pooled(fleet: Fleet, device: Device, options: Options, database: Database) -
 def _pool(members: Sequence[tuple[Device, FleetModel, Plan]]) -> Pool:
     devices, models, plans = zip(*members, strict=True)
     return Pool(devices[0], models, plans)
+
+
+def tuned(
+    pools: Sequence[Pool],
+    topk: int,
+    deadline: float,
+    database: Database,
+    measurer: Measurer | None,
+    progress: ProgressCallback | None = None,
+    candidates: Policy = policy,
+    threads: Threads = MACHINE,
+) -> list[Records]:
+    """One after the other; each has the share of the time until `deadline` (`time.monotonic()`; infinity: no end) that
+    its models are of those that are left. The last two arguments are as those of a search."""
+    found: list[Records] = []
+    for number, pool in enumerate(pools):
+        share = len(pool.models) / sum(len(one.models) for one in pools[number:])
+        budget_s = None if math.isinf(deadline) else max(0.0, share * (deadline - time.monotonic()))
+        records = tune(
+            pool.part("first"),
+            pool.device,
+            Search(topk, budget_s, candidates),
+            database=database,
+            measurer=measurer,
+            progress=progress,
+            rivals=pool.part("rivals"),
+            later=pool.part("later"),
+            worth=pool.worth,
+            threads=threads,
+        )
+        found.append(records)
+        if records.interrupted:
+            break
+    return found

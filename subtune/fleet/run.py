@@ -14,12 +14,11 @@ from subtune.core.progress import ProgressCallback
 from subtune.database import Database, opened
 from subtune.driver import compile_model
 from subtune.fleet.described import Fleet, FleetModel, FleetTarget
-from subtune.fleet.pooled import Pool, pooled
+from subtune.fleet.pooled import Pool, pooled, tuned
 from subtune.measure import Measurer
 from subtune.options import Options
 from subtune.report.compile_report import CompileReport
 from subtune.tuning.records import Records
-from subtune.tuning.search import Search, tune
 from subtune.workplace import Workplace, workplace
 
 
@@ -144,27 +143,8 @@ class _Target:
         return TargetReport(*about, tuned, time.monotonic() - begin, tuple(rows)), is_interrupted
 
     def _tuned(self, pools: Sequence[Pool], place: Workplace, deadline: float) -> list[Records]:
-        """Each pool has the share of the time that its models are of those that are left."""
-        found: list[Records] = []
         with place.measurer(self._options) as measurer:
-            for number, pool in enumerate(pools):
-                share = len(pool.models) / sum(len(one.models) for one in pools[number:])
-                budget_s = None if math.isinf(deadline) else max(0.0, share * (deadline - time.monotonic()))
-                records = tune(
-                    pool.part("first"),
-                    pool.device,
-                    Search(self._fleet.topk, budget_s),
-                    database=self._database,
-                    measurer=measurer,
-                    progress=self._progress,
-                    rivals=pool.part("rivals"),
-                    later=pool.part("later"),
-                    worth=pool.worth,
-                )
-                found.append(records)
-                if records.interrupted:
-                    break
-        return found
+            return tuned(pools, self._fleet.topk, deadline, self._database, measurer, self._progress)
 
     def _compiled(self, model: FleetModel, place: Workplace) -> FleetRow:
         """With what the database has by now."""

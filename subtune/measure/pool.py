@@ -71,10 +71,14 @@ class Build:
         self.error: Exception | None = None
         self.has_begun = self.is_over = self.is_stopped = False
         self.losses = 0
+        self.watchers: list[threading.Condition] = []
+        """Of those who wait for it."""
 
 
 class Builders:
     """Each has a thread; what is waited for is built first, and then what was asked for.
+
+    Nobody is woken for nothing: of thousands of builders, all woken for every build, the driver would do nothing else.
 
     `grace_s`: see `Measuring`.
     """
@@ -84,7 +88,12 @@ class Builders:
         self._grace_s = grace_s
         self._threads: list[threading.Thread] = []
         self._queue: list[Build] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._wanted: dict[str, threading.Condition] = {}
+        """By host: its builders that rest wait for it. `_resting` of them were not woken."""
+        self._resting: Counter[str] = Counter()
+        self._quiet: dict[str, threading.Condition] = {}
+        """By host: who wants silence there waits for it."""
         self._busy: Counter[str] = Counter()
         self._silences: Counter[str] = Counter()
         self._is_closed = False
@@ -103,22 +112,26 @@ class Builders:
         self.start()
 
     def submit(self, builds: Sequence[Build]) -> None:
-        with self._changed:
+        with self._lock:
             self._queue += builds
-            self._changed.notify_all()
+            self._wake(len(builds))
 
     def interrupt(self, ending: BaseException | None = None) -> None:
         """Whoever waits, in any thread, gets a KeyboardInterrupt, or `ending`."""
-        with self._changed:
+        with self._lock:
             self._ending = self._ending or ending or KeyboardInterrupt()
-            self._changed.notify_all()
 
     def wait(self, builds: Sequence[Build], deadline: float, hard: float) -> None:
         """Until all are over. What has not begun by `deadline` is withdrawn, what still runs at `hard` is given up."""
-        with self._changed:
+        changed = threading.Condition(self._lock)
+        with changed:
             urgent = [build for build in builds if not build.has_begun]
-            self._queue = urgent + [build for build in self._queue if build not in urgent]
-            self._changed.notify_all()
+            others = [build for build in self._queue if build not in urgent]
+            fresh = len(urgent) + len(others) - len(self._queue)
+            self._queue = urgent + others
+            for build in builds:
+                build.watchers.append(changed)
+            self._wake(fresh)  # for those that were submitted before, builders were woken
             while not all(build.is_over for build in builds):
                 now = time.monotonic()
                 if now >= min(deadline, hard):
@@ -128,36 +141,38 @@ class Builders:
                     break
                 if self._ending is not None:
                     raise self._ending
-                self._changed.wait(_POLL_S)
+                changed.wait(_POLL_S)
         for build in builds:
             if build.error is not None:
                 raise build.error
 
     def drop(self, builds: Sequence[Build]) -> None:
         """Nobody asks for them any more. Those that run are ended, unless they end by themselves soon."""
-        with self._changed:
+        with self._lock:
             self._withdraw(builds)
             self._stop(builds)
 
     @contextmanager
     def silence(self, host: str = "") -> Iterator[None]:
         """Nothing is built on `host`: what runs is waited for, what waits begins afterwards."""
-        with self._changed:
+        quiet = self._of_host(self._quiet, host)
+        with quiet:
             self._silences[host] += 1
             while self._busy[host]:
-                self._changed.wait()
+                quiet.wait()
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._silences[host] -= 1
-                self._changed.notify_all()
+                self._wake(len(self._queue))
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._queue.clear()
-            self._changed.notify_all()
+            for wanted in self._wanted.values():
+                wanted.notify_all()
         for builder in self._builders[len(self._threads) :]:
             builder.close()
         for thread in self._threads:
@@ -173,10 +188,28 @@ class Builders:
         for build in builds:
             build.is_stopped = True
 
+    def _wake(self, count: int) -> None:
+        """So many builders that rest, of hosts where building is allowed."""
+        for host in [host for host, resting in self._resting.items() if resting and not self._silences[host]]:
+            if not count:
+                return
+            woken = min(count, self._resting[host])
+            self._resting[host] -= woken
+            self._wanted[host].notify(woken)
+            count -= woken
+
+    def _of_host(self, conditions: dict[str, threading.Condition], host: str) -> threading.Condition:
+        with self._lock:
+            return conditions.setdefault(host, threading.Condition(self._lock))
+
     def _next(self, host: str) -> Build | None:
-        with self._changed:
+        wanted = self._of_host(self._wanted, host)
+        with wanted:
             while not self._is_closed and (self._silences[host] or not self._queue):
-                self._changed.wait()
+                if self._queue:
+                    self._wake(1)  # it was woken for a build, and there is silence now: another one may begin it
+                self._resting[host] += 1
+                wanted.wait()
             if self._is_closed:
                 return None
             build = self._queue.pop(0)
@@ -197,14 +230,18 @@ class Builders:
                     build.outcome = Failure(FailureKind.CRASH, f"{e}; {MOST_LOSSES} times")
             except Exception as e:  # for whoever waits
                 build.error = e
-            with self._changed:
+            with self._lock:
                 self._busy[builder.host] -= 1
                 if is_lost and build.outcome is None and not build.is_stopped:
                     build.has_begun = False
                     self._queue.insert(0, build)  # it has waited the longest
+                    self._wake(1)
                 else:
                     build.is_over = True
-                self._changed.notify_all()
+                    for watcher in build.watchers:
+                        watcher.notify()
+                if not self._busy[builder.host]:
+                    self._of_host(self._quiet, builder.host).notify_all()
         builder.close()
 
     def _run(self, builder: Builder, build: Build) -> None:

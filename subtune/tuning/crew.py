@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Generic, TypeVar
 
+from subtune.tuning.threads import LOOK_S, MACHINE, Threads
+
 _T = TypeVar("_T")
-_LOOK_S = 0.5
-"""A wait without end would not be ended by Ctrl-C."""
 
 
 class Crew(Generic[_T]):
@@ -31,12 +30,13 @@ class Crew(Generic[_T]):
         is_over: Callable[[], bool],
         take: Callable[[Sequence[_T], int], None],
         interrupt: Callable[[], None],
+        threads: Threads = MACHINE,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock, self._threads = threads.lock(), threads
         self._count, self._next_turn, self._take, self._interrupt = count, next_turn, take, interrupt
         self._nothing_is_left = is_over
-        self._changed = threading.Condition(self.lock)
-        self._busy = 0
+        self._changed = threads.condition(self.lock)
+        self._busy = self._waiting = 0
         self._is_over = False
 
     def run(self) -> None:
@@ -44,16 +44,9 @@ class Crew(Generic[_T]):
         if self._count == 1:
             self._serve(0)
             return
-        with ThreadPoolExecutor(self._count, "device") as threads:
-            served = [threads.submit(self._serve, number) for number in range(self._count)]
-            try:
-                while wait(served, _LOOK_S).not_done:
-                    pass
-            except BaseException:
-                self._stop()
-                raise
-        for one in sorted(served, key=lambda one: isinstance(one.exception(), KeyboardInterrupt)):
-            one.result()  # those that were interrupted come after who is to blame
+        errors = self._threads.run([partial(self._serve, number) for number in range(self._count)], self._stop)
+        for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
+            raise error  # those that were interrupted come after who is to blame
 
     def _serve(self, number: int) -> None:
         try:
@@ -61,21 +54,27 @@ class Crew(Generic[_T]):
                 self._take(turn, number)
                 with self._changed:
                     self._busy -= 1
-                    self._changed.notify_all()
+                    self._changed.notify()
         except BaseException:
             if self._count > 1:
                 self._stop()
             raise
 
     def _turn(self, number: int) -> Sequence[_T]:
+        """One that waits is woken at a time, and wakes the next one if there was something for it: where hundreds wait,
+        all of them asking after every turn would take the driver more time than the turns."""
         with self._changed:
             while not self._is_over:
                 if turn := self._next_turn(number):
                     self._busy += 1
+                    self._changed.notify()
                     return turn
                 if not self._busy and self._nothing_is_left():
+                    self._changed.notify_all()
                     return ()
-                self._changed.wait(_LOOK_S)  # a device that was lost may be back
+                self._waiting += 1
+                self._changed.wait(self._waiting * LOOK_S)  # a device that was lost may be back: one of them sees it
+                self._waiting -= 1
             return ()
 
     def _stop(self) -> None:

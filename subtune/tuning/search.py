@@ -29,11 +29,11 @@ from subtune.tuning.proposals import Policy, policy, propose
 from subtune.tuning.prospects import Seen
 from subtune.tuning.records import Records
 from subtune.tuning.standing import standing
+from subtune.tuning.threads import MACHINE, Threads
 from subtune.tuning.transfer import Neighbours
 from subtune.tuning.workload_search import WorkloadSearch
 
 _log = logging.getLogger(__name__)
-
 
 Worth = Callable[[Seen], Set[str]]
 
@@ -98,6 +98,7 @@ def tune(
     rivals: Iterable[Tunable] = (),
     later: Iterable[Tunable] = (),
     worth: Worth | None = None,
+    threads: Threads = MACHINE,
 ) -> Records:
     """Tune every distinct workload once, within the budget.
 
@@ -111,8 +112,9 @@ def tune(
             `rivals` are too; and both join as soon as builders would wait for work, if builds run beside measurements.
         worth: by what was seen, the keys of those of `rivals` and `later` that are worth time; asked again and again.
             None: all.
+        threads: in which devices are served; a simulation has its own.
     """
-    tuning = _Tuning(as_device(device), search, database, progress or (lambda _: None), worth)
+    tuning = _Tuning(as_device(device), search, database, progress or (lambda _: None), worth, threads)
     return tuning.run(subgraphs, rivals, later, measurer)
 
 
@@ -126,10 +128,10 @@ class _Tuning:
         database: Database | None,
         progress: ProgressCallback,
         worth: Worth | None,
+        threads: Threads,
     ) -> None:
         self._device, self._search, self._database, self._worth = device, search, database, worth
-        self._progress = progress
-        self._overlaps = False
+        self._progress, self._threads, self._overlaps = progress, threads, False
         self._begin = time.monotonic()
         self._deadline = math.inf if search.budget_s is None else self._begin + search.budget_s
         self._records = Records()
@@ -236,7 +238,7 @@ class _Tuning:
                 is_left = (searches or joining) and time.monotonic() < self._deadline
                 return not is_left or all(map(measurer.is_there, range(measurer.sites)))
 
-            self._crew = Crew(measurer.sites, turn_on, is_over, self._take, measurer.interrupt)
+            self._crew = Crew(measurer.sites, turn_on, is_over, self._take, measurer.interrupt, self._threads)
             self._crew.run()
 
     def _turn(self, searches: Sequence[WorkloadSearch], site: int, measurer: Measurer) -> list[WorkloadSearch]:

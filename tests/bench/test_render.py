@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from subtune.bench.markdown import SECTIONS, TOGETHER, readme_table
 from subtune.bench.ops_table import ops_json
 from subtune.bench.quality import Quality
 from subtune.bench.race import BenchRow, Race
-from subtune.bench.render import BEGIN, END, render, rendered
+from subtune.bench.render import BEGIN, CLUSTER, END, FLEETS, render, rendered
 from subtune.bench.stored import Provenance, StoredRun, StoredRunError, read_run, stamped
 from subtune.bench.suite_budget import BudgetReport, BudgetRow, Point, budget_json, budget_table
 from subtune.bench.suite_cpu import CpuReport, ModelRow
@@ -182,6 +183,42 @@ def test_render_writes_everything(tmp_path: Path) -> None:
     assert readme.endswith(f"{END}\nafter\n")
     assert "old" not in readme
     assert all((tmp_path / name).read_text() == text for name, text in rendered(tmp_path).items())
+
+
+def fleet_report(devices: tuple[int, ...], tune_s: float = 100.0) -> str:
+    def row(count: int, side_by_side: bool, counts_cpu: bool) -> dict:
+        return {
+            "devices": count, "side_by_side": side_by_side, "counts_cpu": counts_cpu, "seconds": tune_s + 40.0,
+            "tune_s": tune_s, "measured_s": 50.0, "built_s": 80.0, "builders": 4, "workloads": 10, "candidates": 200,
+            "calls": 300, "writes": 50, "writer_s": 0.1, "cpu_s": 60.0, "idle": 0.5, "idle_builders": 0.8,
+        }  # fmt: skip
+
+    rows = [row(n, *kind) for kind in ((False, True), (True, True), (False, False)) for n in devices]
+    about = {"targets": ["a", "b"], "models": 3, "workloads": 10, "prepare_s": 10.0, "artifacts_s": 30.0}
+    compared = {"recorded_s": 80.0, "simulated_s": 79.0, "sample": 60}
+    return json.dumps({"suite": "fleet", **about, **compared, "rows": rows})
+
+
+def test_a_simulated_fleet_is_on_its_own_page(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / CLUSTER).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (tmp_path / "benchmarks" / "cpu.json").write_text(stamped(cpu_json(cpu_report())))
+    for name in FLEETS:
+        with pytest.raises(StoredRunError, match=f"{name}.json is missing") if name != FLEETS[0] else nullcontext():
+            render(tmp_path)
+        text = fleet_report((512,), 254.0) if name == "fleet-all-asked" else fleet_report((1, 512))
+        (tmp_path / "benchmarks" / f"{name}.json").write_text(stamped(text))
+    render(tmp_path)
+    page = (tmp_path / CLUSTER).read_text()
+    assert page.startswith(f"before\n{BEGIN}\n\n![")
+    assert page.endswith(f"{END}\nafter\n")
+    assert "| 512 | 2.3 | 1.7 | 360 | 7200 | 50.0% | 80.0% | 0.5 | 0.1% | 20% | 100.0 |" in page
+    assert "tuning took 254 s" in page
+    assert "something: 100 s" in page
+    ET.fromstring((tmp_path / "docs/charts/fleet.svg").read_text())
+    assert "fleet" not in (tmp_path / "docs/performance.md").read_text()
 
 
 def test_a_readme_without_markers_is_refused(tmp_path: Path) -> None:

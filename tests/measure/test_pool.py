@@ -142,3 +142,81 @@ def test_a_process_that_cannot_start_is_told_to_who_waits(builders: Builders, wo
     builders.submit([build])
     with pytest.raises(RuntimeError, match="no room"):
         builders.wait([build], math.inf, math.inf)
+
+
+class Instant:
+    """A builder whose builds take a moment, and that keeps them."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.built: list[Any] = []
+
+    def start(self) -> None:
+        pass
+
+    def answer(self, job: Any, limit_s: float, is_given_up: Any) -> Any:
+        self.built.append(job)
+        return f"{job} done"
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_build_wakes_one_builder_and_not_hundreds(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    class Counting(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                looks.append(1)
+            return super().wait(timeout)
+
+    monkeypatch.setattr("subtune.measure.pool.threading.Condition", Counting)
+    made = Builders([Instant(str(number // 4)) for number in range(200)], grace_s=1.0)
+    made.start()
+    while made._resting.total() < 200:
+        time.sleep(0.001)
+    looks.clear()
+    for number in range(50):
+        (build,) = builds(str(number))
+        made.submit([build])
+        made.wait([build], math.inf, math.inf)
+        assert build.outcome == f"{number} done"
+    made.close()
+    assert len(looks) <= 50
+
+
+def test_many_sessions_on_many_hosts_lose_no_build() -> None:
+    """Silences come and go while builds are submitted: whoever is woken in vain passes it on."""
+    builders = [Instant(str(number // 2)) for number in range(8)]
+    made = Builders(builders, grace_s=1.0)
+    made.start()
+    done: list[Any] = []
+
+    def session(number: int) -> None:
+        for turn in range(100):
+            some = builds(*(f"{number}/{turn}/{place}" for place in range(3)))
+            made.submit(some)
+            made.wait(some, math.inf, math.inf)
+            with made.silence(str(number)):
+                done.extend(build.outcome for build in some)
+
+    threads = [in_thread(session, number) for number in range(4)]
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive()
+    made.close()
+    assert len(done) == len(set(done)) == 4 * 100 * 3
+    assert sorted(f"{job} done" for builder in builders for job in builder.built) == sorted(done)
+
+
+def test_builds_of_a_host_in_silence_are_begun_by_another() -> None:
+    here, there = Instant("here"), Instant("there")
+    made = Builders([here, there], grace_s=1.0)
+    made.start()
+    with made.silence("here"):
+        some = builds("one", "two", "three")
+        made.submit(some)
+        made.wait(some, math.inf, math.inf)
+    made.close()
+    assert (here.built, there.built) == ([], ["one", "two", "three"])
