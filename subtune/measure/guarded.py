@@ -63,7 +63,7 @@ class Guarded:
         """Of an output of float32: what it is to hold, and how far from that each number may be. Another machine looks
         itself, and brings what is wrong."""
         self.is_near = False
-        """It held that; what it held was not brought."""
+        """It held that, and its zones were whole; what it held was not brought."""
         self.tensor: Any = tvm.runtime.from_dlpack(self.bytes)._create_view(shape, dtype)
 
     @classmethod

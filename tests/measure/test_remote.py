@@ -16,7 +16,7 @@ import tvm
 from subtune import load
 from subtune.backends import as_device, device_at
 from subtune.backends.cpu.lowering.pack_there import numbers_of
-from subtune.backends.cpu.lowering.ring import COMPARE, PACK, RING, SPREAD, tools, write
+from subtune.backends.cpu.lowering.ring import COMPARE, PACK, PUT, RING, SPREAD, tools, write
 from subtune.backends.cpu.timing import there
 from subtune.backends.cpu.timing.there import There
 from subtune.core.candidate import DEFAULT, Candidate
@@ -308,21 +308,24 @@ def test_large_inputs_are_repeated_there(another, device):
     place._connection.drop()
 
 
+@pytest.mark.parametrize("is_past", [False, True])
 @pytest.mark.parametrize(("change", "is_near"), [(0.0, True), (1e-5, True), (1.0, False), (np.nan, False)])
-def test_a_large_result_is_brought_where_it_is_wrong(change, is_near, another, device):
+def test_a_large_result_is_brought_where_it_is_wrong(change, is_near, is_past, another, device):
     place = There(another, as_device(device).model)
     right = np.arange(50000, dtype=np.float32)
     found = right.copy()
     found[3] += change
     result = Guarded(right.nbytes, right.shape, "float32")
     result.fill(0xFF)
-    there_now = Guarded.like(found, "float32")
-    there_now.whole[-1] ^= 1  # what a kernel wrote behind the end is found in any case
     result.right = right, 1e-4
-    place._bring_result(result, place._sent_whole(there_now))
-    assert result.is_near == is_near
-    assert "behind its end" in result.overwritten()
-    if not is_near:
+    array, before = place._result(0, result)
+    place._tool[PUT](place._sent(as_bytes(found)), array, GUARD_BYTES)
+    if is_past:  # as a kernel may
+        place._tool[PUT](place._sent(np.array([0], np.uint8)), array, result.whole.size - 1)
+    place._bring_result(result, array, before)
+    assert result.is_near == (is_near and not is_past)
+    assert ("behind its end" in result.overwritten()) == is_past
+    if not result.is_near:
         np.testing.assert_array_equal(result.bytes.view(np.float32), found)
     place._connection.drop()
 
@@ -331,7 +334,8 @@ def test_large_results_are_filled_there(another, device):
     place = There(another, as_device(device).model)
     one = Guarded(123457, (123457,), "uint8")
     one.fill(0x7F)
-    np.testing.assert_array_equal(place._placed(one).numpy()[: one.whole.size], one.whole)
+    for _ in range(2):
+        np.testing.assert_array_equal(place._result(0, one)[0].numpy()[: one.whole.size], one.whole)
     place._connection.drop()
 
 

@@ -2,11 +2,13 @@
 
 near(array, start, right, limit)   how many float32 of `array`, from its byte `start` on, are within `limit` of those of
                                    `right`
+around(array, other, begin, end)   how many bytes of the two differ before `begin` and from `end` on
 take(array, start, some)           some = the bytes of `array` from `start` on
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -22,19 +24,31 @@ def near() -> Any:
     """What is NaN is not near."""
     array, right = _array("array"), _array("right")
     start, limit, i = tirx.Var("start", "int64"), tirx.Var("limit", "float64"), tirx.Var("i", "int64")
-    count = tirx.decl_buffer([1], "int64", "count")
     error = tirx.abs(_float32(array, start + i * _number(_BYTES)) - _float32(right, i * _number(_BYTES)))
-    is_near = error <= tirx.Cast("float32", limit)
-    more = tirx.BufferStore(count, tirx.BufferLoad(count, [0]) + tirx.Cast("int64", is_near), [0])
     floats = tirx.floordiv(right.shape[0], _number(_BYTES))
-    loop = tirx.For(i, _number(0), floats, tirx.ForKind.SERIAL, more)
+    body = _counted([(i, _number(0), floats, error <= tirx.Cast("float32", limit))])
+    return tirx.PrimFunc([array, start, right, limit], body).with_attr("global_symbol", "near")
+
+
+def around() -> Any:
+    array, other = _array("array"), _array("other")
+    begin, end, i, j = (tirx.Var(name, "int64") for name in ("begin", "end", "i", "j"))
+    parts = [(i, _number(0), begin), (j, end, array.shape[0])]
+    body = _counted([(*part, tirx.BufferLoad(array, [part[0]]) != tirx.BufferLoad(other, [part[0]])) for part in parts])
+    return tirx.PrimFunc([array, other, begin, end], body).with_attr("global_symbol", "around")
+
+
+def _counted(loops: Sequence[tuple[Any, Any, Any, Any]]) -> Any:
+    """Returns how often a condition holds, of variables that go from a begin to an end each."""
+    count = tirx.decl_buffer([1], "int64", "count")
     steps = [
         tirx.AllocBuffer(count, {KEEP_ON_STACK: tirx.IntImm("int32", 1)}),
         tirx.BufferStore(count, _number(0), [0]),
-        loop,
     ]
-    body = tirx.SeqStmt([*steps, tirx.Return(tirx.BufferLoad(count, [0]))])
-    return tirx.PrimFunc([array, start, right, limit], body).with_attr("global_symbol", "near")
+    for variable, begin, end, condition in loops:
+        more = tirx.BufferStore(count, tirx.BufferLoad(count, [0]) + tirx.Cast("int64", condition), [0])
+        steps.append(tirx.For(variable, begin, end - begin, tirx.ForKind.SERIAL, more))
+    return tirx.SeqStmt([*steps, tirx.Return(tirx.BufferLoad(count, [0]))])
 
 
 def take() -> Any:

@@ -11,7 +11,7 @@ many `seconds` the process is ended. Two other libraries, the same for all kerne
     spread(source, array, copies)   array = source, source, …
     compare(one, other, found)      found[0] = how many bytes of the two differ
     put, pack1, pack2, …            see `pack_there`
-    near, take                      see `judge_there`
+    near, around, take              see `judge_there`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvm import ir, tirx
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
-from subtune.backends.cpu.lowering.judge_there import near, take
+from subtune.backends.cpu.lowering.judge_there import around, near, take
 from subtune.backends.cpu.lowering.launches import joined
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, pack, put
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
@@ -33,8 +33,8 @@ from subtune.backends.host.chooser import checked
 from subtune.backends.host.export import export
 
 KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
-PUT, PACK, NEAR, TAKE = "put", "pack", "near", "take"
-TOOLS = (SPREAD, COMPARE, PUT, NEAR, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
+PUT, PACK, NEAR, AROUND, TAKE = "put", "pack", "near", "around", "take"
+TOOLS = (SPREAD, COMPARE, PUT, NEAR, AROUND, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
 _DIES_WITH_PARENT, _KILL, _MONOTONIC = 1, 9, 1
 """Of Linux with 64 bits: `prctl`'s option, a signal, a clock of two int64: seconds and nanoseconds."""
 
@@ -50,7 +50,7 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
 
 def tools() -> tvm.IRModule:
     """The other library's functions."""
-    made = {SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), TAKE: take()}
+    made = {SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), AROUND: around(), TAKE: take()}
     made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
