@@ -12,12 +12,24 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from subtune.backends.host.link import link_command
+from subtune.runtime import triples
+
 _REASON_CHARS = 500
 
 
-def write_library(module: Any, stem: str) -> str:
-    """Write `module` to `stem` + an extension; the path."""
-    command = linker()
+def write_library(module: Any, stem: str, triple: str = "") -> str:
+    """Write `module` to `stem` + an extension; the path.
+
+    Args:
+        triple: of the machine that loads it; "": this one, by whatever is installed here.
+
+    Raises:
+        ArtifactError: nothing links for another machine here.
+    """
+    command = linker() if not triple or triples.is_here(triple) else link_command(triple)
+    if not command and triple:
+        command = link_command(triple)
     if not command:
         module.write_to_file(f"{stem}.ll", "ll")
         return f"{stem}.ll"

@@ -1,7 +1,8 @@
 """A kernel and what calls it many times, as one library: on another machine every call from here would cost a message.
 
-    ring(first, calls, sets, seconds, offsets, a, b, …)
-        for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …); returns the nanoseconds
+    main(first, calls, sets, seconds, offsets, a, b, …)
+        for i < calls: kernel(a + offsets[(first + i) % sets][0], b + …)
+        returns the nanoseconds, or FAILED as soon as the kernel says so
 
 Arguments are arrays of bytes, larger than what the kernel wants: guard zones and other copies lie around it. After so
 many `seconds` the process is ended. Two other libraries, the same for all kernels, are loaded as a session begins:
@@ -29,12 +30,12 @@ from subtune.backends.cpu.lowering.launches import joined
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, pack, put
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK
-from subtune.backends.host.chooser import checked
-from subtune.backends.host.export import export
+from subtune.backends.host.kernel_library import write_library
 
-KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "ring", "spread", "compare", "begin"
+KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "main", "spread", "compare", "begin"
 PUT, PACK, NEAR, AROUND, TAKE = "put", "pack", "near", "around", "take"
 TOOLS = (SPREAD, COMPARE, PUT, NEAR, AROUND, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
+FAILED = -1
 _DIES_WITH_PARENT, _KILL, _MONOTONIC = 1, 9, 1
 """Of Linux with 64 bits: `prctl`'s option, a signal, a clock of two int64: seconds and nanoseconds."""
 
@@ -73,8 +74,8 @@ def _begin() -> Any:
 
 def write(mod: tvm.IRModule, device: CPUModel, path: Path) -> None:
     """Compile it for another machine."""
-    target = device.target()
-    export(tvm.compile(mod, target, tir_pipeline=PIPELINE), path, device.host.triple)
+    compiled = tvm.compile(mod, device.target(), tir_pipeline=PIPELINE).mod
+    write_library(compiled, str(path.with_suffix("")), device.host.triple)
 
 
 def _ring(kernel: Any, count: int) -> Any:
@@ -84,7 +85,9 @@ def _ring(kernel: Any, count: int) -> Any:
     entry = tirx.floormod(first + i, sets) * _number(count)
     starts = [tirx.BufferLoad(offsets, [entry + _number(j)]) for j in range(count)]
     places = [tirx.handle_add_byte_offset(one.data, start) for one, start in zip(arrays, starts, strict=True)]
-    loop = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, checked(kernel, places))
+    called = ir.Call(kernel, places, ret_ty=ir.PrimType("int32"))
+    call = tirx.IfThenElse(called != tirx.const(0, "int32"), tirx.Return(_number(FAILED)), None)
+    loop = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, call)
     clocks = tirx.decl_buffer([4], "int64", "clocks")
     read = [_call("clock_gettime", _MONOTONIC, tirx.address_of(clocks[at])) for at in (0, 2)]
     now = [tirx.BufferLoad(clocks, [_number(at)]) for at in range(4)]

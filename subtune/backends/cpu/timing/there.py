@@ -20,7 +20,7 @@ import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, padded_shape
-from subtune.backends.cpu.lowering.ring import AROUND, COMPARE, NEAR, PACK, PUT, RING, SPREAD, TOOLS, tools
+from subtune.backends.cpu.lowering.ring import AROUND, COMPARE, FAILED, NEAR, PACK, PUT, RING, SPREAD, TOOLS, tools
 from subtune.backends.cpu.lowering.session_tools import session_tools
 from subtune.core.kernel import ConstantTransform, Packing
 from subtune.core.measurement import Comparison, Timing
@@ -193,7 +193,7 @@ class There:
         ring = self._ring(kernel.path)
         begin = time.monotonic()
         try:
-            return float(ring(first, calls, copies, _HANGS_S, offsets, *arrays)) * 1e-9
+            taken = float(ring(first, calls, copies, _HANGS_S, offsets, *arrays))
         except Exception as e:
             if is_expired(e) or self._connection.is_alive():
                 raise
@@ -201,6 +201,9 @@ class There:
             if time.monotonic() - begin >= _HANGS_S:
                 raise SessionExpired(f"it ran for more than {_HANGS_S} s") from e
             raise LostInCall(f"the connection to {self._connection.remote} was lost while it ran: {e}") from e
+        if taken == FAILED:
+            raise RuntimeError("the kernel says that it failed")
+        return taken * 1e-9
 
     # -- what is there
 
