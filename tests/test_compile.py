@@ -121,9 +121,9 @@ def test_the_python_api_takes_budgets_as_text(
         subtune.compile(small_model, budget="soon", tune=False)
     given: list[float | None] = []
 
-    def searched(topk: int, budget_s: float | None) -> Search:
+    def searched(topk: int, budget_s: float | None, transfer: bool) -> Search:
         given.append(budget_s)
-        return Search(topk, 0.0)
+        return Search(topk, 0.0, transfer=transfer)
 
     monkeypatch.setattr("subtune.driver.Search", searched)
     for budget in ("2m", 1.5, None):
