@@ -22,6 +22,11 @@ def buffer(name: str, shape: Sequence[int], scope: str = "global", dtype: str = 
     return tirx.decl_buffer([integer(size) for size in shape], dtype, name, scope=scope)
 
 
+def byte_array(name: str) -> Any:
+    """A parameter of as many bytes as it happens to have."""
+    return tirx.decl_buffer([tirx.Var(f"{name}_bytes", "int64")], "uint8", name)
+
+
 def load(source: Any, *at: Index) -> Any:
     return tirx.BufferLoad(source, [integer(i) for i in at])
 

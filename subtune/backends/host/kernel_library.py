@@ -27,9 +27,9 @@ def write_library(module: Any, stem: str, triple: str = "") -> str:
     Raises:
         ArtifactError: nothing links for another machine here.
     """
-    command = linker() if not triple or triples.is_here(triple) else link_command(triple)
-    if not command and triple:
-        command = link_command(triple)
+    command = () if triple and not triples.is_here(triple) else linker()
+    if triple:
+        command = command or link_command(triple)
     if not command:
         module.write_to_file(f"{stem}.ll", "ll")
         return f"{stem}.ll"

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import tirx
 
 from subtune.core.kernel import Packing
+from subtune.tir.statements import byte_array, integer
 
 _PARTS = 10
 """Dims of a layout at most."""
@@ -41,10 +42,10 @@ def numbers_of(packing: Packing) -> np.ndarray | None:
 
 
 def pack(width: int) -> Any:
-    source, array, start = *_arrays("source", "array"), tirx.Var("start", "int64")
+    source, array, start = byte_array("source"), byte_array("array"), tirx.Var("start", "int64")
     numbers = tirx.decl_buffer([2 * _PARTS], "int64", "numbers")
     outer, j = tirx.Var("outer", "int64"), tirx.Var("j", "int64")
-    extents, strides = ([numbers[_number(at + i)] for i in range(_PARTS)] for at in (0, _PARTS))
+    extents, strides = ([numbers[integer(at + i)] for i in range(_PARTS)] for at in (0, _PARTS))
     binds, rest, base = [], outer, tirx.Var("base", "int64")
     terms = []
     for part in reversed(range(_PARTS - 1)):
@@ -53,28 +54,20 @@ def pack(width: int) -> Any:
         terms.append(place * strides[part])
         rest = left
     binds.append(tirx.Bind(base, reduce(lambda one, other: one + other, terms)))
-    source_at = (base + j * strides[-1]) * _number(width)
-    array_at = start + (outer * extents[-1] + j) * _number(width)
+    source_at = (base + j * strides[-1]) * integer(width)
+    array_at = start + (outer * extents[-1] + j) * integer(width)
     stores = [
-        tirx.BufferStore(array, tirx.BufferLoad(source, [source_at + _number(byte)]), [array_at + _number(byte)])
+        tirx.BufferStore(array, tirx.BufferLoad(source, [source_at + integer(byte)]), [array_at + integer(byte)])
         for byte in range(width)
     ]
-    loop = tirx.For(j, _number(0), extents[-1], tirx.ForKind.SERIAL, tirx.stmt_seq(*stores))
+    loop = tirx.For(j, integer(0), extents[-1], tirx.ForKind.SERIAL, tirx.stmt_seq(*stores))
     count = reduce(lambda one, other: one * other, extents[:-1])
-    body = tirx.For(outer, _number(0), count, tirx.ForKind.SERIAL, tirx.SeqStmt([*binds, loop]))
+    body = tirx.For(outer, integer(0), count, tirx.ForKind.SERIAL, tirx.SeqStmt([*binds, loop]))
     return tirx.PrimFunc([source, array, start, numbers], body).with_attr("global_symbol", f"pack{width}")
 
 
 def put() -> Any:
-    some, array, start, i = *_arrays("some", "array"), tirx.Var("start", "int64"), tirx.Var("i", "int64")
+    some, array, start, i = byte_array("some"), byte_array("array"), tirx.Var("start", "int64"), tirx.Var("i", "int64")
     store = tirx.BufferStore(array, tirx.BufferLoad(some, [i]), [start + i])
-    body = tirx.For(i, _number(0), some.shape[0], tirx.ForKind.SERIAL, store)
+    body = tirx.For(i, integer(0), some.shape[0], tirx.ForKind.SERIAL, store)
     return tirx.PrimFunc([some, array, start], body).with_attr("global_symbol", "put")
-
-
-def _arrays(*names: str) -> list[Any]:
-    return [tirx.decl_buffer([tirx.Var(f"{name}_bytes", "int64")], "uint8", name) for name in names]
-
-
-def _number(value: int) -> Any:
-    return tirx.const(value, "int64")

@@ -10,9 +10,8 @@ many `seconds` the process is ended. Two other libraries, the same for all kerne
     begin()                         see `_begin`
 
     spread(source, array, copies)   array = source, source, …
-    compare(one, other, found)      found[0] = how many bytes of the two differ
     put, pack1, pack2, …            see `pack_there`
-    near, around, take              see `judge_there`
+    near, compare, take             see `judge_there`
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ from tvm import ir, tirx
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.join_kernels import by_address, flattened
-from subtune.backends.cpu.lowering.judge_there import around, near, take
+from subtune.backends.cpu.lowering.judge_there import compare, near, take
 from subtune.backends.cpu.lowering.launches import joined
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, pack, put
 from subtune.backends.cpu.lowering.pipeline import PIPELINE
 from subtune.backends.cpu.lowering.sharing import KEEP_ON_STACK
 from subtune.backends.host.kernel_library import write_library
+from subtune.tir.statements import byte_array, integer
 
 KERNEL, RING, SPREAD, COMPARE, BEGIN = "kernel", "main", "spread", "compare", "begin"
-PUT, PACK, NEAR, AROUND, TAKE = "put", "pack", "near", "around", "take"
-TOOLS = (SPREAD, COMPARE, PUT, NEAR, AROUND, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
+PUT, PACK, NEAR, TAKE = "put", "pack", "near", "take"
+TOOLS = (SPREAD, COMPARE, PUT, NEAR, TAKE, *(f"{PACK}{width}" for width in WIDTHS))
 FAILED = -1
 _DIES_WITH_PARENT, _KILL, _MONOTONIC = 1, 9, 1
 """Of Linux with 64 bits: `prctl`'s option, a signal, a clock of two int64: seconds and nanoseconds."""
@@ -51,7 +51,7 @@ def ring(func: Any, target: tvm.target.Target) -> tvm.IRModule:
 
 def tools() -> tvm.IRModule:
     """The other library's functions."""
-    made = {SPREAD: _spread(), COMPARE: _compare(), PUT: put(), NEAR: near(), AROUND: around(), TAKE: take()}
+    made = {SPREAD: _spread(), COMPARE: compare(), PUT: put(), NEAR: near(), TAKE: take()}
     made |= {f"{PACK}{width}": pack(width) for width in WIDTHS}
     return tvm.IRModule({ir.GlobalVar(name): func for name, func in made.items()})
 
@@ -67,7 +67,7 @@ def _begin() -> Any:
     TVM's server takes no further session once the process of one has ended with an error.
     """
     serves = _call("prctl", _DIES_WITH_PARENT, _KILL, 0, 0, 0)
-    waits = tirx.SeqStmt([_call("wait", tirx.reinterpret("handle", _number(0))), _call("_exit", 0)])
+    waits = tirx.SeqStmt([_call("wait", tirx.reinterpret("handle", integer(0))), _call("_exit", 0)])
     body = tirx.IfThenElse(tirx.call_extern("int32", "fork") > 0, waits, serves)
     return tirx.PrimFunc([], body).with_attr("global_symbol", BEGIN)
 
@@ -81,17 +81,17 @@ def write(mod: tvm.IRModule, device: CPUModel, path: Path) -> None:
 def _ring(kernel: Any, count: int) -> Any:
     first, calls, sets, seconds, i = (tirx.Var(name, "int64") for name in ("first", "calls", "sets", "seconds", "i"))
     offsets = tirx.decl_buffer([tirx.Var("entries", "int64")], "int64", "offsets")
-    arrays = [_bytes(f"array{j}") for j in range(count)]
-    entry = tirx.floormod(first + i, sets) * _number(count)
-    starts = [tirx.BufferLoad(offsets, [entry + _number(j)]) for j in range(count)]
+    arrays = [byte_array(f"array{j}") for j in range(count)]
+    entry = tirx.floormod(first + i, sets) * integer(count)
+    starts = [tirx.BufferLoad(offsets, [entry + integer(j)]) for j in range(count)]
     places = [tirx.handle_add_byte_offset(one.data, start) for one, start in zip(arrays, starts, strict=True)]
     called = ir.Call(kernel, places, ret_ty=ir.PrimType("int32"))
-    call = tirx.IfThenElse(called != tirx.const(0, "int32"), tirx.Return(_number(FAILED)), None)
-    loop = tirx.For(i, _number(0), calls, tirx.ForKind.SERIAL, call)
+    call = tirx.IfThenElse(called != tirx.const(0, "int32"), tirx.Return(integer(FAILED)), None)
+    loop = tirx.For(i, integer(0), calls, tirx.ForKind.SERIAL, call)
     clocks = tirx.decl_buffer([4], "int64", "clocks")
     read = [_call("clock_gettime", _MONOTONIC, tirx.address_of(clocks[at])) for at in (0, 2)]
-    now = [tirx.BufferLoad(clocks, [_number(at)]) for at in range(4)]
-    taken = (now[2] - now[0]) * _number(10**9) + now[3] - now[1]
+    now = [tirx.BufferLoad(clocks, [integer(at)]) for at in range(4)]
+    taken = (now[2] - now[0]) * integer(10**9) + now[3] - now[1]
     steps = [_call("alarm", tirx.Cast("int32", seconds)), read[0], loop, read[1], _call("alarm", 0)]
     on_stack = tirx.AllocBuffer(clocks, {KEEP_ON_STACK: tirx.IntImm("int32", 1)})
     body = tirx.SeqStmt([on_stack, *steps, tirx.Return(taken)])
@@ -99,33 +99,15 @@ def _ring(kernel: Any, count: int) -> Any:
 
 
 def _spread() -> Any:
-    source, array = _bytes("source"), _bytes("array")
+    source, array = byte_array("source"), byte_array("array")
     copies, copy, at = (tirx.Var(name, "int64") for name in ("copies", "copy", "at"))
     stride = source.shape[0]
     store = tirx.BufferStore(array, tirx.BufferLoad(source, [at]), [copy * stride + at])
-    one = tirx.For(at, _number(0), stride, tirx.ForKind.SERIAL, store)
-    body = tirx.For(copy, _number(0), copies, tirx.ForKind.SERIAL, one)
+    one = tirx.For(at, integer(0), stride, tirx.ForKind.SERIAL, store)
+    body = tirx.For(copy, integer(0), copies, tirx.ForKind.SERIAL, one)
     return tirx.PrimFunc([source, array, copies], body).with_attr("global_symbol", SPREAD)
-
-
-def _compare() -> Any:
-    one, other = _bytes("one"), _bytes("other")
-    found, at = tirx.decl_buffer([1], "int64", "found"), tirx.Var("at", "int64")
-    differs = tirx.BufferLoad(one, [at]) != tirx.BufferLoad(other, [at])
-    count = tirx.BufferLoad(found, [_number(0)]) + tirx.Cast("int64", differs)
-    body = tirx.For(at, _number(0), one.shape[0], tirx.ForKind.SERIAL, tirx.BufferStore(found, count, [_number(0)]))
-    zero = tirx.BufferStore(found, _number(0), [_number(0)])
-    return tirx.PrimFunc([one, other, found], tirx.SeqStmt([zero, body])).with_attr("global_symbol", COMPARE)
 
 
 def _call(name: str, *given: Any) -> Any:
     """Of the C library's function."""
     return tirx.Evaluate(tirx.call_extern("int32", name, *given))
-
-
-def _bytes(name: str) -> Any:
-    return tirx.decl_buffer([tirx.Var(f"{name}_bytes", "int64")], "uint8", name)
-
-
-def _number(value: int) -> Any:
-    return tirx.const(value, "int64")

@@ -20,7 +20,7 @@ import numpy as np
 
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.lowering.pack_there import WIDTHS, numbers_of, padded_shape
-from subtune.backends.cpu.lowering.ring import AROUND, COMPARE, FAILED, NEAR, PACK, PUT, RING, SPREAD, TOOLS, tools
+from subtune.backends.cpu.lowering.ring import COMPARE, FAILED, NEAR, PACK, PUT, RING, SPREAD, TOOLS, tools
 from subtune.backends.cpu.lowering.session_tools import session_tools
 from subtune.core.kernel import ConstantTransform, Packing
 from subtune.core.measurement import Comparison, Timing
@@ -140,9 +140,7 @@ class There:
 
     def _bring(self, one: Guarded, array: Any, before: Any) -> None:
         """What a kernel has made of an input: megabytes are brought only where they are not what they were."""
-        found = self._sent(np.zeros(1, np.int64))
-        self._tool[COMPARE](array, before, found)
-        if int(found.numpy()[0]):
+        if int(self._tool[COMPARE](array, before, 0, 0)):
             del self._kept[id(one), 0]
             one.whole[:] = array.numpy()[: one.whole.size]
 
@@ -165,7 +163,7 @@ class There:
             there = self._constant(right, right.shape, right)
             is_right = int(self._tool[NEAR](array, GUARD_BYTES, there, limit)) == right.size
             one.is_near = is_right and not int(
-                self._tool[AROUND](array, before, GUARD_BYTES, GUARD_BYTES + one.bytes.size)
+                self._tool[COMPARE](array, before, GUARD_BYTES, GUARD_BYTES + one.bytes.size)
             )
         if not one.is_near:
             one.whole[:] = array.numpy()[: one.whole.size]

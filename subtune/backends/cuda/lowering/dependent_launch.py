@@ -20,7 +20,7 @@ Sources: CUDA programming guide, programmatic dependent launch; PTX ISA, griddep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import inf, prod
 from typing import Any
 
@@ -143,8 +143,10 @@ def _is_small(func: Any) -> bool:
     return prod(known.values()) * prod(_extents_at_greatest(func, symbolic.values())) <= _FEW_THREADS
 
 
-def _extents_at_greatest(func: Any, extents: Iterable[Any]) -> list[float]:
+def _extents_at_greatest(func: Any, extents: Collection[Any]) -> list[float]:
     """What extents in a kernel's leading parameters, or in what is bound to these, are at its greatest instance."""
+    if not extents:
+        return []
     values = at_greatest(func)
     for bind in found(func.body, tirx.Bind):
         if str(getattr(bind.var.ty, "dtype", "")).startswith("int"):
