@@ -144,7 +144,7 @@ class Prospect:
         if measurer.most < len(probes):
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
-        without = MIXING if self._exact_only and self._workload.varying_inputs > 1 else ()
+        without = () if tiles_rows(self._workload, self._device) else MIXING
         found = proposals(self._workload, probes, self._device, topk, without, self._further)
         if is_overlapping:
             found = self._exact(found)

@@ -43,12 +43,6 @@ class DynamicWorkload:
     def names(self) -> tuple[str, ...]:
         return tuple(f"e{i}" for i in range(len(self.extents)))
 
-    @property
-    def varying_inputs(self) -> int:
-        """Arguments it reads whose shapes vary."""
-        inputs = self.shapes[: len(self.shapes) - self.num_outputs]
-        return sum(any(dim.constant is None for dim in shape) for shape in inputs)
-
     def at(self, extents: Sequence[int]) -> Workload:
         """The static workload of one instance."""
         func = self.template.at(dict(zip(self.names, extents, strict=True)))

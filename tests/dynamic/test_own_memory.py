@@ -78,13 +78,14 @@ def test_what_is_stored_where_a_condition_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("mr", [3, 8, 10])
-def test_tiles_of_any_height_serve_any_number_of_images(mr: int) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_tiles_of_any_height_serve_any_number_of_images(mr: int, shares: bool) -> None:
     """Of four tiles an image: rounded up, that is the same as added to at all odd numbers."""
     samples = [{"n": n} for n in (11, 13, 17, 19)]
-    found = dynamic_workload([conv(8, 16, 16, 3, batch=one["n"]) for one in samples], samples, {"n": 8}, least={"n": 1})
+    found = dynamic_workload([conv(8, 16, 32, 3, batch=one["n"]) for one in samples], samples, {"n": 8}, least={"n": 1})
     assert not isinstance(found, NotApplicable)
-    candidate = Candidate.make("winograd", m=4, mr=mr, nr=16, fuse=False)
-    kernel = dynamic_kernel(found, candidate, DEVICE)
+    candidate = Candidate.make("winograd", m=4, mr=mr, nr=16, fuse=False, shares=shares)
+    kernel = dynamic_kernel(found, candidate, as_device(CPU("x86-64-v3", threads=2)))
     assert isinstance(kernel, DynamicKernel), kernel.reason
     for n in range(1, 9):
         numbers = dict(zip(kernel.names(found), kernel.numbers((n,)), strict=True))

@@ -20,8 +20,10 @@ from subtune.backends.cpu.family import CPUFamily
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
 
-_HEIGHTS = (4, 5, 6, 7)
-"""Of 8 rows and more one of them computes a ninth too much at most, of 38 and more a thirteenth."""
+_BLOCK_HEIGHTS = (4, 5, 6, 7, 8, 10, 13)
+"""Of 8 rows and more one of the first four computes a ninth too much at most, of 38 and more a thirteenth. Where few
+tiles are above each other the higher ones ask for less of the weights at a time."""
+_SOME_HEIGHTS = 4
 _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
 _OF_L2 = 0.65
@@ -120,9 +122,9 @@ def _of_many_rows(problem: Problem[CPUModel], knobs: amx.Knobs) -> amx.Knobs:
 
 
 def _of_all_heights(problem: Problem[CPUModel], candidate: Candidate, knobs: strassen.Knobs) -> Sequence[Candidate]:
-    """Where few tiles are above each other."""
+    """Where few tiles are above each other; what is fastest for this instance first."""
     rows = prod(axis.extent for axis in problem.pattern.of_role("m")) / 2**knobs.levels
     if rows > _MANY_TILES * knobs.mr:
         return (candidate,)
-    found = [one for mr in _HEIGHTS if (one := strassen.of_height(problem, knobs, mr))]
-    return sorted(found, key=lambda one: -(-rows // int(one["mr"])) * int(one["mr"])) or (candidate,)
+    found = [one for mr in _BLOCK_HEIGHTS for one in strassen.of_any_rows(problem, knobs, mr)]
+    return sorted(found, key=lambda one: one.predicted_s)[:_SOME_HEIGHTS] or (candidate,)

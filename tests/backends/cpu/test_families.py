@@ -246,27 +246,29 @@ def test_tiles_have_sums_enough_where_wider_ones_are_as_good() -> None:
 
 
 @pytest.mark.parametrize(("m", "tolerance"), [(2, 2e-6), (4, 2e-5)])
-@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("order", [{"fuse": False}, {"fuse": True}, {"fuse": False, "shares": True}])
 @pytest.mark.parametrize("size", [8, 13])
-def test_winograd(m: int, tolerance: float, fuse: bool, size: int, run: Run, device: CPUModel) -> None:
+def test_winograd(m: int, tolerance: float, order: dict[str, bool], size: int, run: Run, device: CPUModel) -> None:
     """Tiles that fit the output and tiles that overhang it, two images."""
-    workload = conv(size, 32, 48, 3, batch=2)
+    workload, device = conv(size, 32, 64, 3, batch=2), replace(device, threads=2)
     expected = run(workload, None)
-    kernel = backends.schedule(workload, Candidate.make("winograd", m=m, mr=4, nr=16, fuse=fuse), device)
+    kernel = backends.schedule(workload, Candidate.make("winograd", m=m, mr=4, nr=16, **order), device)
     assert isinstance(kernel, Kernel)
     assert np.abs(run(workload, kernel) - expected).max() <= tolerance * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("shares", [False, True])
 def test_winograd_in_register_tiles_that_do_not_divide_an_image(
-    batch: int, prefetch: bool, run: Run, device: CPUModel
+    batch: int, prefetch: bool, shares: bool, run: Run, device: CPUModel
 ) -> None:
     """Four tiles an image, by three and by ten: the last one is transformed and multiplied again."""
-    workload = conv(8, 32, 48, 3, batch=batch)
+    workload, device = conv(8, 32, 64, 3, batch=batch), replace(device, threads=2)
     expected = run(workload, None)
     for mr in (3, 10):
-        candidate = Candidate.make("winograd", m=4, mr=mr, nr=16, fuse=False, prefetch=prefetch, passes=2)
+        knobs = {"m": 4, "mr": mr, "nr": 16, "fuse": False, "shares": shares}
+        candidate = Candidate.make("winograd", **knobs, prefetch=prefetch, passes=2)
         kernel = backends.schedule(workload, candidate, device)
         assert isinstance(kernel, Kernel)
         assert np.abs(run(workload, kernel) - expected).max() <= 2e-5 * np.abs(expected).max()
@@ -299,10 +301,12 @@ def test_winograd_of_groups(
         (lambda: conv(14, 16, 32, 1), "window is not 3x3"),
         (lambda: dense(32, 64, 40), "not a 2-D convolution"),
         (lambda: conv(14, 16, 24, 3), "channels"),
+        (lambda: conv(14, 32, 48, 3), "not shared out evenly"),
     ],
 )
 def test_winograd_says_why_it_does_not_apply(workload: Callable[[], Workload], reason: str, device: CPUModel) -> None:
-    refused = backends.schedule(workload(), Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False), device)
+    candidate = Candidate.make("winograd", m=2, mr=4, nr=16, fuse=False, shares=True)
+    refused = backends.schedule(workload(), candidate, replace(device, threads=2))
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 

@@ -21,14 +21,17 @@ def of_many(rows: int, candidate: Candidate, vector_registers: int = 32) -> list
 
 
 def test_tiles_of_several_heights_take_the_same_weights() -> None:
-    found = of_many(81, STRASSEN)
-    heights = [one.get("mr") for one in found]
-    assert len(set(heights)) == len(heights) > 2
-    assert [one.get("mb") for one in found] == heights
+    found = {one for rows in range(76, 200) for one in of_many(rows, STRASSEN)}
+    assert len({one.get("mr") for one in found}) > 2
     assert {(one.get("levels"), one.get("panel"), one.get("prefetch")) for one in found} == {(1, 16, True)}
+    assert {"tn", "tm"} <= {one.get("order") for one in found}
+    for one in found:  # of every thread's share of the rows, one tile at least
+        assert int(one["mb"]) == int(one["mr"]) * (2 if one["order"] == "tm" else 1)
     for rows in range(76, 200):  # of half of them
         half = -(-rows // 2)
-        assert min(-(-half // height) * height for height in map(int, heights)) <= half * (1 + 1 / 13)
+        assert min(-(-half // mb) * mb for mb in (int(one["mb"]) for one in of_many(rows, STRASSEN))) <= half * (
+            1 + 1 / 13
+        )
 
 
 def test_of_many_tiles_the_last_one_does_not_count() -> None:

@@ -19,7 +19,7 @@ from subtune.core.candidate import Candidate
 from subtune.core.kernel import Kernel, NotApplicable
 from subtune.core.numerics import Numerics
 from subtune.core.workload import Workload
-from tests.backends.workloads import batch_matmul, build, conv, dense
+from tests.backends.workloads import batch_matmul, build, conv, dense, dense_residual
 
 Run = Callable[[Workload, Kernel | None], np.ndarray]
 
@@ -52,6 +52,11 @@ CASES = {
     "dense, rows padded, by rows": (lambda: dense(37, 96, 64), _knobs(1, 4, 12, "m")),
     "dense, two levels, a whole tile of padding": (lambda: dense(33, 64, 128), _knobs(2, 4, 12, "m")),
     "3x3, rows padded": (lambda: conv(9, 32, 32, 3, batch=2), _knobs(1, 6, 12, "m")),
+    "dense, panels shared out": (lambda: dense(37, 128, 64), _knobs(1, 4, 4, "tn", prefetch=True)),
+    "dense, two levels, panels shared out": (lambda: dense(33, 128, 128), _knobs(2, 4, 4, "tn")),
+    "dense, rows shared out": (lambda: dense(37, 96, 64), _knobs(1, 4, 8, "tm", prefetch=True)),
+    "3x3, rows shared out": (lambda: conv(9, 32, 32, 3, batch=2), _knobs(1, 6, 12, "tm")),
+    "sum, rows padded": (lambda: dense_residual(37, 128, 64), _knobs(1, 4, 4, "tn")),
     "1x1": (lambda: conv(7, 32, 32, 1), _knobs(1, 5, 25, "n")),
     "1x1, stride 2, by rows": (lambda: conv(8, 32, 64, 1, stride=2, batch=2), _knobs(1, 4, 8, "m")),
     "3x3, padded, stride 2": (lambda: conv(9, 32, 32, 3, stride=2), _knobs(1, 13, 13, "n")),
@@ -63,7 +68,7 @@ CASES = {
 @pytest.mark.grid
 def test_it_is_right(case: str, run: Run) -> None:
     make, knobs = CASES[case]
-    workload, device = make(), replace(CPU("auto"), vector_bytes=64)
+    workload, device = make(), replace(CPU("auto"), vector_bytes=64, threads=2)
     kernel = backends.schedule(workload, Candidate.make("strassen", **knobs), device)
     assert isinstance(kernel, Kernel), kernel
     expected = run(workload, None)
@@ -80,10 +85,11 @@ def test_it_is_right(case: str, run: Run) -> None:
         (lambda: dense(32, 48, 64), _knobs(1, 4, 16, "n"), "48 columns"),
         (lambda: dense(30, 64, 64), _knobs(1, 4, 15, "n"), "mb=15 is no multiple of mr=4"),
         (lambda: dense(30, 64, 64), _knobs(1, 1, 15, "n"), "not above 1"),
+        (lambda: dense(32, 96, 64), _knobs(1, 4, 4, "tn"), "3 tiles of columns are not shared out"),
     ],
 )
 def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], reason: str) -> None:
-    device = replace(CPU("auto"), vector_bytes=64)
+    device = replace(CPU("auto"), vector_bytes=64, threads=2)
     refused = backends.schedule(make(), Candidate.make("strassen", **knobs), device)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
@@ -92,7 +98,7 @@ def test_it_says_why_not(make: Callable[[], Workload], knobs: dict[str, int], re
 def test_every_candidate_of_the_policy_applies(device: CPUModel) -> None:
     workload = conv(14, 64, 128, 1)
     proposed = strassen.FAMILY.candidates(Problem(workload, device))
-    assert {c["order"] for c in proposed} == {"m", "n"}
+    assert {c["order"] for c in proposed} == {"m", "n", "tn"}
     for candidate in proposed[::5]:
         assert isinstance(backends.schedule(workload, candidate, device), Kernel), candidate
 

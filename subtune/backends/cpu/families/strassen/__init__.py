@@ -5,5 +5,5 @@ from subtune.backends.cpu.families.strassen import candidates, schedule
 from subtune.backends.cpu.family import DOUBTED
 
 FAMILY = Family(
-    "strassen", 3, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (DOUBTED,)
+    "strassen", 4, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule, (DOUBTED,)
 )

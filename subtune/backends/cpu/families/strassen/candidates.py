@@ -14,7 +14,7 @@ from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, te
 from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import OUTER
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, tile_load_cycles
+from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, crossing_cycles, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
 from subtune.core.candidate import Candidate
@@ -27,7 +27,7 @@ _EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
 _HIDDEN = 0.03
 _EXPOSED = 0.25  # of the time of what is read again while something is multiplied
 _VECTORS = (1, 2, 3, 4, 6)  # of a tile's width
-_SOME_TILES = 8
+_SOME_TILES = 8  # of any number of rows
 _MAX_ROWS = 16
 _LEAST_ROWS = 8
 _PADDED = 1.03
@@ -39,7 +39,9 @@ _LEAST_DEPTH = 32  # of one product: below, the sums cost more than an eighth of
 class Knobs:
     """7^levels products in tiles of `mr` x `nr`; `mb` rows of a block in parallel, or with order "n" panels.
 
-    Blocks have as many rows as make whole `mb`, which is `mr` with order "n".
+    With order "tm" every thread takes its share of the rows, in tiles, and with "tn" of the panels: there it sums the
+    blocks of A for itself, waits for no other, and reads nothing that another core has just written. Blocks have as
+    many rows as make whole `mb`: a tile with orders "n" and "tn", one of every thread with "tm".
     """
 
     levels: int = field(metadata=ALGORITHM)
@@ -103,25 +105,37 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     return found
 
 
-def of_height(problem: CPUProblem, knobs: Knobs, mr: int) -> Candidate | None:
-    """In tiles of so many rows, some above each other, as wide as is fastest then; panels are shared out.
+def of_any_rows(problem: CPUProblem, knobs: Knobs, mr: int) -> list[Candidate]:
+    """In tiles of so many rows, for any number of these: one for each order, as wide as is fastest for this one.
 
-    None where no width fits.
+    Of panels, threads take even shares, or one after the other where there are none; of rows, shares of whole tiles.
     """
-    anchor, lanes, side = problem.pattern, problem.device.lanes(), 2**knobs.levels
-    k, n = (prod(axis.extent for axis in anchor.of_role(role)) // side for role in "kn")
-    block = (_SOME_TILES * mr, k, n)
-    made = []
-    for nr in _widths(n, lanes):
-        if _fits(mr, nr // lanes, problem.device):
+    device, side = problem.device, 2**knobs.levels
+    height, k, n = (prod(axis.extent for axis in problem.pattern.of_role(role)) for role in "mkn")
+    found = []
+    for order in ("tn", "n", "tm"):
+        mb = mr * device.threads if order == "tm" else mr
+        block = (padded_rows(height, knobs.levels, mb), k // side, n // side)
+        made = []
+        for nr in _widths(n // side, device.lanes()):
+            is_even = _shares_out(n // side, nr, device)
+            if not _fits(mr, nr // device.lanes(), device) or (is_even != (order == "tn") and order != "tm"):
+                continue
             passes = _SOME_TILES // 2 if knobs.prefetch else 0
-            one = replace(knobs, mr=mr, mb=mr, nr=nr, order="n", passes=passes)
-            made.append(Candidate.of("strassen", one, _predict(block, one, problem.workload, problem.device)))
-    return min(made, key=lambda one: one.predicted_s, default=None)
+            one = replace(knobs, mr=mr, mb=mb, nr=nr, order=order, passes=passes)
+            made.append(Candidate.of("strassen", one, _predict(block, one, problem.workload, device)))
+        if made and (order != "tm" or device.threads > 1):
+            found.append(min(made, key=lambda one: one.predicted_s))
+    return found
 
 
 def _widths(columns: int, lanes: int) -> list[int]:
     return [vectors * lanes for vectors in _VECTORS if columns % (vectors * lanes) == 0]
+
+
+def _shares_out(columns: int, nr: int, device: CPUModel) -> bool:
+    """Whether every thread gets as many panels."""
+    return device.threads > 1 and columns // nr % device.threads == 0
 
 
 def _fits(mr: int, vectors: int, device: CPUModel) -> bool:
@@ -135,10 +149,11 @@ def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr:
     products = PRODUCTS**levels
     streams = device.comes_from_memory(products * k * n * 4)
     stays = int(device.l2_bytes / 2 / (products * nr * 4))  # rows whose products of a panel stay in L2
-    for order, mb in [("n", mr), *(("m", b) for b in _blocks(height, mr, stays, device))]:
+    shares = [("tn", mr)] if _shares_out(n, nr, device) else []
+    for order, mb in [("n", mr), *shares, *(("m", b) for b in _blocks(height, mr, stays, device))]:
         rows = ceil(height / mb) * mb
-        of_panel = rows if order == "n" else mb
-        sums_bytes = products * k * 4 * (rows if order == "n" else mb * device.threads)
+        of_panel = mb if order == "m" else rows
+        sums_bytes = products * k * 4 * of_panel * (1 if order == "n" else device.threads)
         if sums_bytes > device.l3_bytes / 4:
             continue  # the sums of A would go through memory: those of B, A and C want their places, too
         knobs = Knobs(levels, mr, nr, mb, order, prefetch=streams and of_panel // mr <= nr)
@@ -162,7 +177,7 @@ def _wastes_little(rows: int, tile: int) -> bool:
 def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, device: CPUModel) -> float:
     """Seconds of one run on all threads; `extents`: rows, k and n of a block."""
     (rows, k, n), mr, width, levels = extents, knobs.mr, knobs.nr, knobs.levels
-    mb = rows if knobs.order == "n" else knobs.mb  # that share a panel
+    mb = {"m": knobs.mb, "tm": rows // device.threads}.get(knobs.order, rows)  # that share a panel
     lanes, s, products = device.lanes(), 2**levels, PRODUCTS**levels
     vectors = width // lanes
     panels = n // width
@@ -170,10 +185,14 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     per_k = max(fma, loads, float(device.fma_latency)) + _HIDDEN * (fma + loads)
     micro = k * per_k + _START_CYCLES + mr * vectors
     cycles = products * (rows / mr) * panels * micro
-    cycles += products * rows * k / lanes * _SUM_CYCLES
+    times = device.threads if knobs.order == "tn" else 1  # that the sums of A are made
+    cycles += times * products * rows * k / lanes * _SUM_CYCLES
     # the sums are written, and read for every panel, mostly while something is multiplied
     sums_bytes = products * mb * k * 4
-    cycles += (2 + _EXPOSED * (panels - 1)) * products * rows * k * 4 / bytes_per_cycle(sums_bytes, device)
+    moved = (2 * times + _EXPOSED * (panels - 1)) * products * rows * k * 4
+    cycles += moved / bytes_per_cycle(sums_bytes, device)
+    if knobs.order == "n":
+        cycles += crossing_cycles(sums_bytes, device)
 
     additions = terms(levels).additions[1]
     operands = sum(1 for arg in workload.args if not arg.is_constant) - 1
@@ -187,6 +206,6 @@ def _predict(extents: tuple[int, int, int], knobs: Knobs, workload: Workload, de
     blocks = rows // mb
     b_bytes = products * k * n * 4
     cycles += blocks * b_bytes / bytes_per_cycle(2 * b_bytes, device) * _EXPOSED
-    grains = panels if knobs.order == "n" else blocks
+    grains = {"n": panels, "m": blocks}.get(knobs.order, device.threads)
     uneven = imbalance(grains, device)
     return cycles * uneven / device.threads / device.cycles_per_s

@@ -5,7 +5,9 @@
     Y   every block of C as its sum of products, and the epilogue on it, before the store
 
     order "n":  V (parallel over rows);  for n tile (parallel):  for product:  for m tile:  micro-kernel;  then Y
+    order "tn": for thread (parallel):  V;  for n tile of its own:  for product:  for m tile:  micro-kernel;  then Y
     order "m":  for rows (parallel):  V;  for n tile:  for product:  for m tile:  micro-kernel;  then Y
+    order "tm": as "m", every thread's share of the rows
 
 The blocks of A are its rows by their remainder (row i of block x is row `s i + x`) and the halves of k; those of C its
 rows likewise and every second vector of columns, so that a tile of Y is contiguous in all of them. The sums of blocks
@@ -28,6 +30,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, ScheduleError
 from tvm.tirx import PrimFunc
 
 from subtune.backends.algorithms.strassen import PRODUCTS, finished, is_written_in_order, signed_sum, terms, unfold
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.strassen.candidates import Knobs, obstacle, padded_rows
 from subtune.backends.cpu.family import CPUProblem
 from subtune.backends.cpu.loops.prefetch import MicroKernel, prefetch_panels
@@ -93,6 +96,8 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
         return NotApplicable(f"{info.n.extent} columns are no multiple of {s} blocks of nr={nr}, vectors of {lanes}")
     if mb % mr or mr == 1:
         return NotApplicable(f"mb={mb} is no multiple of mr={mr}, or that not above 1")
+    if knobs.order == "tn" and info.n.extent // s // nr % problem.device.threads:
+        return NotApplicable(f"{info.n.extent // s // nr} tiles of columns are not shared out evenly")
     height = prod(axis.extent for axis in info.of_role("m"))
     rows = padded_rows(height, levels, mb)
     if not is_written_in_order(sch, stages):
@@ -103,7 +108,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     func = _rewrite(sch, stages, info, weights, rows, knobs.rows or height)
     rewritten = Schedule(func)
     try:
-        _schedule(rewritten, pads, levels, mr, nr, mb if knobs.order == "m" else 0, lanes)
+        _schedule(rewritten, pads, knobs, problem.device)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     scheduled = fold_choices(rewritten.mod["main"], ("strassen_v", "strassen_y"))
@@ -192,7 +197,7 @@ def _rewrite(sch: Schedule, stages: Stages, info: Contraction, weights: Strassen
     y = te.compute(_dims(s, s, rows, n // s // lanes, lanes), y_of, name="strassen_y")
 
     inner = te.create_prim_func([data, u, y])
-    return _graft(func, inner, sch, stages, info, source)
+    return _graft(func, inner, sch, stages, info, source, given)
 
 
 def _int(dim: Any) -> Any:
@@ -204,7 +209,9 @@ def _clamp(row: Any, height: int) -> Any:
     return tirx.min(row, _int(height - 1))
 
 
-def _graft(func: PrimFunc, inner: PrimFunc, sch: Schedule, stages: Stages, info: Contraction, source: Any) -> PrimFunc:
+def _graft(
+    func: PrimFunc, inner: PrimFunc, sch: Schedule, stages: Stages, info: Contraction, source: Any, given: int
+) -> PrimFunc:
     """Put the stages of `inner(data, u, y)` in the anchor's place, and the output's over rows and columns last."""
     data, u, y = inner.params
     blocks = tirx.decl_buffer(y.shape, y.dtype, "strassen_y")
@@ -215,15 +222,18 @@ def _graft(func: PrimFunc, inner: PrimFunc, sch: Schedule, stages: Stages, info:
     merged: list[Any] = []
     for stage in root_stages(func):
         merged += replaced.get(stage_block(stage).name_hint, [stage])
-    merged.append(_output_stage(output, anchor.writes[0].source, blocks, info))
+    merged.append(_output_stage(output, anchor.writes[0].source, blocks, info, given))
     params = list(func.params)
     params[info.b.param] = u
     buffers = [*func.body.block.alloc_buffers, *root.alloc_buffers, blocks]
     return with_stages(func, merged, buffers, params)
 
 
-def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
-    """The epilogue, or the bare result, over rows and columns; what it took of the anchor comes from `y`."""
+def _output_stage(block: Any, result: Any, y: Any, info: Contraction, given: int) -> Any:
+    """The epilogue, or the bare result, over rows and columns; what it took of the anchor comes from `y`.
+
+    Of other inputs, too, no row is read behind those that are `given`.
+    """
     s, lanes = int(y.shape[0]), int(y.shape[-1])
     m_axes = info.of_role("m")
     row, column = tirx.Var("row", "int64"), tirx.Var("column", "int64")
@@ -233,8 +243,9 @@ def _output_stage(block: Any, result: Any, y: Any, info: Contraction) -> Any:
     spatial = [iv.var for iv in block.iter_vars if int(iv.iter_type) == tirx.IterVar.DataPar]
     position = dict(zip(spatial, [*unfold(row, m_axes), column], strict=True))
     indices = [substitute(index, position) for index in block.body.indices]
-    value = finished(block, result, taken, position)
     height, rows = prod(axis.extent for axis in m_axes), int(y.shape[2])
+    read = row if given == height else _clamp(row, given)
+    value = finished(block, result, taken, dict(zip(spatial, [*unfold(read, m_axes), column], strict=True)))
     is_padded = rows > -(-height // s)
     extents = (rows * s if is_padded else height, info.n.extent)
     iter_vars = [
@@ -260,9 +271,9 @@ def _guarded(stage: Any, condition: Any) -> Any:
     return tvm_ffi.structural_map(stage, (SBlockRealize, guard))
 
 
-def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: int, mb: int, lanes: int) -> None:
-    """`mb`: rows of a block that one thread takes at a time, for order "m"; 0 for order "n"."""
-    block, s = sch.get_sblock, 2**levels
+def _schedule(sch: Schedule, pads: tuple[str, ...], knobs: Knobs, device: CPUModel) -> None:
+    block, s, lanes = sch.get_sblock, 2**knobs.levels, device.lanes()
+    mr, nr = knobs.mr, knobs.nr
     for pad in pads:
         sch.compute_inline(block(pad))
     copy = sch.cache_write(block("strassen_g"), 0, "local")
@@ -270,13 +281,16 @@ def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: in
     rows, columns = sch.get_loops(block(_OUT))
     m, x = sch.split(rows, [None, s])
     panel, vector, z, lane = sch.split(columns, [None, nr // lanes, s, lanes])
-    if mb:
-        mo, m = sch.split(m, [None, mb])
-        sch.reorder(mo, panel, m, vector, x, z, lane)
-        sch.parallel(mo)
+    if knobs.order == "m":
+        shared, m = sch.split(m, [None, knobs.mb])
+    elif knobs.order == "tm":
+        shared, m = sch.split(m, [device.threads, None])
+    elif knobs.order == "tn":
+        shared, panel = sch.split(panel, [device.threads, None])
     else:
-        sch.reorder(panel, m, vector, x, z, lane)
-        sch.parallel(panel)
+        shared = panel
+    sch.reorder(*dict.fromkeys((shared, panel)), m, vector, x, z, lane)
+    sch.parallel(shared)
     sch.vectorize(lane)
     sch.unroll(x)
     sch.unroll(z)
@@ -301,14 +315,14 @@ def _schedule(sch: Schedule, pads: tuple[str, ...], levels: int, mr: int, nr: in
     sch.unroll(r)
 
     stage = block("strassen_v")
-    if mb:
-        sch.compute_at(stage, mo)
+    if knobs.order != "n":
+        sch.compute_at(stage, shared)
     m, p, *taps, depth = sch.get_loops(stage)[-2 - reduced :]
     ko, ki = sch.split(depth, [None, lanes])
     sch.reorder(m, *taps, ko, p, ki)
     sch.vectorize(ki)
     sch.unroll(p)
-    if not mb:
+    if knobs.order == "n":
         sch.parallel(m)
     # rows and products an odd number of lines apart: they would share a few sets of L1 otherwise
     sch.storage_align(stage, 0, 1, 2 * lanes, lanes)

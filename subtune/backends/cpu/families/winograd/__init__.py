@@ -3,4 +3,4 @@
 from subtune.backends.base import Family
 from subtune.backends.cpu.families.winograd import candidates, schedule
 
-FAMILY = Family("winograd", 6, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule)
+FAMILY = Family("winograd", 7, candidates.Knobs, candidates.accepts, candidates.candidates, schedule.schedule)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from subtune.backends.algorithms.winograd import integer_obstacle, winograd_obstacle
+from subtune.backends.base import OUTER
 from subtune.backends.cpu.balance import imbalance
-from subtune.backends.cpu.bandwidth import bytes_per_cycle
+from subtune.backends.cpu.bandwidth import bytes_per_cycle, crossing_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.winograd.arithmetic import INTEGERS, arithmetic_of
 from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
@@ -25,13 +26,16 @@ _TRANSFORM_OPS_PER_ELEMENT = {2: 4.0, 4: 9.0}  # vector additions and multiplica
 _INTEGER_OPS_PER_ELEMENT = 6.0  # rows share their sums
 _MAX_ROWS = 14
 _EFFICIENCY = 0.9
-_CROSSING_BYTES_PER_CYCLE = 4.0
-"""From one core's cache to another's: stages that are not fused share their work out by tiles, and then by elements."""
+_HIDDEN = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """F(m x m, 3 x 3); tiles of `mr` x `nr` of its products; `fuse`: the stages run row of tiles by row of tiles."""
+    """F(m x m, 3 x 3); tiles of `mr` x `nr` of its products; `fuse`: the stages run row of tiles by row of tiles.
+
+    With `shares` every thread transforms all of the input and computes its share of the columns from it, panel by
+    panel: it waits for no other, and reads nothing that another core has just written.
+    """
 
     m: int
     mr: int = field(metadata=REGISTERS)
@@ -41,6 +45,7 @@ class Knobs:
     """The next panel of weights is fetched meanwhile."""
     passes: int = 0
     """By so many tiles at most; 0: by all."""
+    shares: bool = field(default=False, metadata=OUTER)
 
 
 def accepts(problem: CPUProblem) -> str:
@@ -88,9 +93,11 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     for m in (4,) if by is INTEGERS else (2, 4):
         streams = device.comes_from_memory((m + 2) ** 2 * depth * out_channels * 4 // by.count)
         tiles_h, tiles_w = ceil(out_h / m), ceil(out_w / m)
-        for fuse in (False, True):
+        for fuse, shares in ((False, False), (False, True), (True, False)):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
             for vectors in (v for v in (1, 2, 3, 4) if (anchor.per_group or out_channels) % (v * lanes) == 0):
+                if shares and not shares_out(anchor, vectors * lanes, device):
+                    continue
                 for mr in range(2, _MAX_ROWS + 1):
                     if (fuse and rows % mr) or mr >= 2 * rows:
                         continue
@@ -98,10 +105,16 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
                         continue
                     tiles = (batch, tiles_h, tiles_w)
                     nr = vectors * lanes
-                    knobs = Knobs(m, mr, nr, fuse, prefetch=streams and rows // mr <= nr)
+                    knobs = Knobs(m, mr, nr, fuse, prefetch=streams and rows // mr <= nr, shares=shares)
                     seconds = _predict(anchor, knobs, tiles, device)
                     found.append(Candidate.of("winograd", knobs, seconds))
     return found
+
+
+def shares_out(anchor: Contraction, nr: int, device: CPUModel) -> bool:
+    """Whether every thread gets as many panels of columns, each of which needs all channels of the input."""
+    panels, rest = divmod(anchor.n.extent, nr)
+    return device.threads > 1 and not anchor.per_group and not rest and panels % device.threads == 0
 
 
 def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], device: CPUModel) -> float:
@@ -117,13 +130,15 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
     lanes = device.lanes()
     vectors = knobs.nr // anchor.lanes(lanes)
     of_panel = knobs.nr * 4 / bytes_per_cycle(knobs.nr * 4 * depth, device)  # once for every tile
-    per_k = max(mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0, float(device.fma_latency), of_panel)
+    fma, loads = mr * vectors / device.fma_per_cycle, (mr + vectors) / 2.0
+    per_k = max(fma, loads, float(device.fma_latency), of_panel) + _HIDDEN * (fma + loads)
     products = elements * ceil(tiles / mr) * ceil(cout / knobs.nr) * depth * per_k / _EFFICIENCY
     if by is INTEGERS:
         dot = int16_ops.pair_dots(device.features, lanes)
         products *= dot.cost if dot else 1.0
     ops = _INTEGER_OPS_PER_ELEMENT if by is INTEGERS else _TRANSFORM_OPS_PER_ELEMENT[m]
-    transforms = elements * tiles * (cin + cout) / lanes * ops / 2.0
+    times = device.threads if knobs.shares else 1  # that the input is transformed
+    transforms = elements * tiles * (times * cin + cout) / lanes * ops / 2.0
     weights_bytes = elements * depth * cout * 4
     v_bytes, m_bytes = elements * tiles * cin * 4, elements * tiles * cout * 4
     rows = grid[0] * grid[1]
@@ -133,8 +148,13 @@ def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], devi
         uneven = imbalance(rows, device)
     else:
         streams = weights_bytes / bytes_per_cycle(2 * weights_bytes, device)
-        moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
-        moved += (v_bytes + m_bytes) * (1 - 1 / device.threads) / _CROSSING_BYTES_PER_CYCLE
-        uneven = imbalance(elements, device)
+        if knobs.shares:
+            panels = cout // knobs.nr // device.threads
+            moved = times * (1 + panels) * v_bytes / bytes_per_cycle(v_bytes, device)
+            moved += 2 * m_bytes / bytes_per_cycle(elements * tiles * knobs.nr * 4, device)
+        else:
+            moved = 2 * (v_bytes + m_bytes) / bytes_per_cycle(v_bytes + m_bytes, device)
+            moved += crossing_cycles((v_bytes + m_bytes) / device.threads, device)
+        uneven = imbalance(device.threads if knobs.shares else elements, device)
     cycles = products + transforms + streams + moved
     return cycles * uneven / device.threads / device.cycles_per_s

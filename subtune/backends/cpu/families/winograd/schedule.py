@@ -20,8 +20,9 @@ from typing import Any
 from tvm.s_tir import Schedule, ScheduleError
 
 from subtune.backends.algorithms.winograd import TRANSFORMS
+from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.winograd.arithmetic import FLOATS, INTEGERS, arithmetic_of
-from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle
+from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle, shares_out
 from subtune.backends.cpu.families.winograd.coming_rows import prefetch_coming_rows
 from subtune.backends.cpu.families.winograd.stages import Geometry, rewritten
 from subtune.backends.cpu.family import CPUProblem
@@ -49,16 +50,20 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     columns, lanes = info.per_group or info.n.extent, info.lanes(problem.device.lanes())
     if nr % lanes or columns % nr:
         return NotApplicable(f"{columns} channels are no multiple of nr={nr} in vectors of {lanes}")
+    if knobs.shares and not shares_out(info, nr, problem.device):
+        return NotApplicable("columns are not shared out evenly")
     weights = by.weights(info, m, nr)
     func, geometry = rewritten(sch, stages, info, m, weights, 1 if knobs.fuse else knobs.mr)
     new = Schedule(func)
     try:
-        _schedule(new, geometry, knobs, lanes, problem.device.lanes(), by.count)
+        _schedule(new, geometry, knobs, lanes, problem.device, by.count)
     except ScheduleError as e:
         return NotApplicable(str(e).strip().splitlines()[-1])
     scheduled = new.mod["main"]
     if knobs.prefetch:
-        kernel = MicroKernel("wino_m_update", 5 if knobs.fuse else 3, rows=1, reduce=1, passes=knobs.passes)
+        ahead = columns // nr if knobs.shares else 1  # the next element's
+        depth = 6 if knobs.shares else 5 if knobs.fuse else 3
+        kernel = MicroKernel("wino_m_update", depth, rows=1, reduce=1, passes=knobs.passes, ahead=ahead)
         panels = scheduled.params[info.b.param]
         scheduled = prefetch_panels(scheduled, panels, kernel, _next_panel(panels, knobs.mr, problem))
     if knobs.fuse:
@@ -80,12 +85,12 @@ def _next_panel(panels: Any, rows: int, problem: CPUProblem) -> int:
     return L1 if 4 * depth * (2 * nr + rows) <= problem.device.l1d_bytes else L2_AND_BEYOND
 
 
-def _schedule(sch: Schedule, names: Geometry, knobs: Knobs, lanes: int, widest: int, count: int) -> None:
-    """The products in vectors of `lanes`, the transforms, which run over all groups, in those of `widest`.
+def _schedule(sch: Schedule, names: Geometry, knobs: Knobs, lanes: int, device: CPUModel, count: int) -> None:
+    """The products in vectors of `lanes`, the transforms, which run over all groups, in the widest.
 
     What is transformed of the input has `count` elements where the products have one.
     """
-    m, mr, nr, fuse = knobs.m, knobs.mr, knobs.nr, knobs.fuse
+    mr, nr, fuse, widest = knobs.mr, knobs.nr, knobs.fuse, device.lanes()
     block = sch.get_sblock
     has_xp = any(sch.get(b).name_hint == "wino_xp" for b in all_blocks(sch))
     if names.outputs != ("wino_out",):
@@ -95,33 +100,21 @@ def _schedule(sch: Schedule, names: Geometry, knobs: Knobs, lanes: int, widest: 
             sch.compute_inline(block(pad))
     padded = "wino_xp" if has_xp else (names.pads[-1] if names.pads else None)
 
-    # output: one tile of m x m pixels, one vector of channels
     copy = sch.cache_write(block("wino_m"), 0, "local")
     # what the output's transform reads of a tile lies side by side: of 36 places a page apart, L1 prefetches none
     sch.transform_layout(copy, ("write", 0), lambda e, s, p, o: [p, o // widest, e, s, o % widest])
-    (first,) = (block(name) for name in names.outputs)
-    n, h, w, o = sch.get_loops(first)
-    th, i = sch.split(h, [None, m])
-    tw, j = sch.split(w, [None, m])
-    oo, ov = sch.split(o, [None, widest])
-    sch.reorder(n, th, tw, oo, i, j, ov)
-    sch.vectorize(ov)
-    sch.unroll(i)
-    sch.unroll(j)
-    tile_rows = sch.fuse(n, th)
-    sch.parallel(tile_rows)
-    for name in ("wino_y", "wino_s"):
-        place_in_registers(sch, block(name), oo)
+    shared, at = _schedule_output(sch, names, knobs, device)
+    is_apart = not fuse and not knobs.shares
 
     # products
     stage = copy
-    if fuse:
-        sch.compute_at(stage, tile_rows)
+    if not is_apart:
+        sch.compute_at(stage, at)
     e, s, p, c = sch.get_loops(stage)[-4:]
     po, pi = sch.split(p, [None, mr])
     co, cv, ci = sch.split(c, [None, nr // lanes, lanes])
     sch.reorder(e, s, co, po, pi, cv, ci)
-    if not fuse:
+    if is_apart:
         sch.parallel(sch.fuse(e, s))
     sch.vectorize(ci)
     sch.unroll(cv)
@@ -135,8 +128,35 @@ def _schedule(sch: Schedule, names: Geometry, knobs: Knobs, lanes: int, widest: 
     sch.unroll(cv2)
     sch.unroll(pi2)
 
-    _schedule_input(sch, padded, tile_rows if fuse else None, widest * count, 4 * widest)
+    _schedule_input(sch, padded, None if is_apart else shared, widest * count, 4 * widest)
     sch.decompose_reduction(gemm, k)
+
+
+def _schedule_output(sch: Schedule, names: Geometry, knobs: Knobs, device: CPUModel) -> tuple[Any, Any]:
+    """One tile of m x m pixels, one vector of channels at a time.
+
+    Returns:
+        the loop that threads share, and the one in which the products are computed if they are not by themselves.
+    """
+    block, widest = sch.get_sblock, device.lanes()
+    (first,) = (block(name) for name in names.outputs)
+    n, h, w, o = sch.get_loops(first)
+    th, i = sch.split(h, [None, knobs.m])
+    tw, j = sch.split(w, [None, knobs.m])
+    oo, ov = sch.split(o, [None, widest])
+    sch.reorder(n, th, tw, oo, i, j, ov)
+    sch.vectorize(ov)
+    sch.unroll(i)
+    sch.unroll(j)
+    if knobs.shares:
+        shared, at, oo = sch.split(oo, [device.threads, None, knobs.nr // widest])
+        sch.reorder(shared, at, n, th, tw, oo)
+    else:
+        shared = at = sch.fuse(n, th)
+    sch.parallel(shared)
+    for name in ("wino_y", "wino_s"):
+        place_in_registers(sch, block(name), oo)
+    return shared, at
 
 
 def _schedule_input(sch: Schedule, padded: str | None, at: Any | None, lanes: int, vector_bytes: int) -> None:
