@@ -13,6 +13,7 @@ Different from TVM's `s_tir`:
 - maxima and minima keep NaN (`nan`);
 - GELU is a function of its own (`gelu`); where halves are stored, erf is a polynomial (`erf`);
 - exponentials and quotients are the hardware's where halves are stored (`float_functions`);
+- remainders of what cannot be negative are the hardware's (`whole_divisions`);
 - a kernel starts while the one before it ends (`dependent_launch`).
 """
 
@@ -41,6 +42,7 @@ from subtune.backends.cuda.lowering.settled import settled
 from subtune.backends.cuda.lowering.swizzle import swizzle
 from subtune.backends.cuda.lowering.tirx_pipeline import TIRX_ATTR, lower_by_kind, tirx_to_flat
 from subtune.backends.cuda.lowering.uniform_lanes import uniform_lanes
+from subtune.backends.cuda.lowering.whole_divisions import whole_divisions
 from subtune.core.variants import GREATEST
 
 PIPELINE = "subtune_cuda"
@@ -123,6 +125,7 @@ def finalize_device() -> Any:
             gelu,
             short_erf,
             short_float_functions,
+            whole_divisions,
             x.LowerIntrin(),
             nan_kept,
             float8_vectors,
