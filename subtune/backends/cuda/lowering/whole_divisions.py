@@ -71,4 +71,5 @@ def _launched(func: PrimFunc) -> Iterator[Any]:
 
 
 def _is_number(param: Any) -> bool:
-    return str(getattr(param.ty, "dtype", "")) in ("int32", "int64")
+    is_buffer = isinstance(param.ty, tirx.BufferType)
+    return not is_buffer and str(getattr(param.ty, "dtype", "")) in ("int32", "int64")
