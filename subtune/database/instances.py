@@ -59,6 +59,14 @@ class Instances:
 
     def known(self) -> dict[Candidate, Known]:
         """Candidates whose build ended, with all their outcomes; failures that are the machine's are left out."""
+        built, outcomes = self._read()
+        return {candidate: Known(how, outcomes.get(candidate, {})) for candidate, how in built.items()}
+
+    def outcomes(self) -> dict[Candidate, dict[Extents, Outcome]]:
+        """The same where builds are noted under another device, of which this is a state."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[dict[Candidate, Mapping[str, Any] | Failure], dict[Candidate, dict[Extents, Outcome]]]:
         columns = ("candidate", "versions", "extents", "kind", "message", "median_s", "is_timed", "built")
         where = equal(key=self._workload.key, device=self._scope.device)
         rows = self._database.read(Select(INSTANCES, columns, where))
@@ -74,7 +82,7 @@ class Instances:
             else:
                 found = outcomes.setdefault(candidate, {})
                 found.setdefault(_numbers(extents), Outcome(failure or median_s, bool(is_timed)))
-        return {candidate: Known(how, outcomes.get(candidate, {})) for candidate, how in built.items()}
+        return built, outcomes
 
     def add_builds(self, builds: Mapping[Candidate, Mapping[str, Any] | Failure]) -> None:
         """How builds ended: what must be known of the library, as JSON holds it, or a failure."""

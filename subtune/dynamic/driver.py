@@ -34,6 +34,7 @@ from subtune.dynamic.kernel import tiles_rows
 from subtune.dynamic.model import DynamicModel, corner_workloads
 from subtune.dynamic.tune import Prospect, can_overlap
 from subtune.dynamic.verify import DynamicVerification
+from subtune.dynamic.working_set import WorkingSet
 from subtune.dynamic.workload import DynamicWorkload, has_growing_constants
 from subtune.frontends import Imported, SymbolicInput
 from subtune.measure import LocalMeasurer
@@ -261,12 +262,15 @@ def _tuned(
     uses = {one.name: one.uses for one in dynamic.greatest.subgraphs}
     total, order = sum(bounds.values()), list(bounds)
     prospects: dict[str, Prospect] = {}
+    working_set = WorkingSet.of(dynamic.greatest)
     for name in order:
         one = workloads[name]
         exact_only = name in reads_inputs or has_growing_constants(one, dynamic.domain)
         is_light = bounds[name] <= _LITTLE * total
         is_heavy = not is_light and _computes(one)
-        prospects[name] = Prospect(one, dynamic.domain, exact_only, is_heavy, options.topk, device, is_light)
+        prospects[name] = Prospect(
+            one, dynamic.domain, exact_only, is_heavy, options.topk, device, is_light, working_set
+        )
     found: dict[str, Tuned] = {}
     with ExitStack() as stack:
         for prospect in prospects.values():

@@ -20,6 +20,7 @@ from subtune.dynamic.measured import Measured, is_beyond
 from subtune.dynamic.serve import carried
 from subtune.dynamic.timing import MOST_AGAIN, less, timed
 from subtune.dynamic.workbench import Memory, Workbench
+from subtune.dynamic.working_set import DeviceAt
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
@@ -56,6 +57,7 @@ class Measurement:
         is_timed: False leaves it at the seconds of the calls whose results are checked.
         further: an instance at which some kernels are to be timed besides, until there is none.
         in_haste: nobody asks which of two kernels that take about as long is the faster one.
+        at: the device as an instance finds it; None: as it is.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Measurement:
         is_timed: bool = True,
         further: HeldOut | None = None,
         in_haste: bool = False,
+        at: DeviceAt | None = None,
     ) -> None:
         ordered = _from_above((*instances, *checks))
         self._workload, self._candidates, self._ordered, self._device = workload, candidates, ordered, device
@@ -79,7 +82,8 @@ class Measurement:
         self._stack = ExitStack()
         self._sessions: dict[Extents, LocalSession] = {}
         whole = carried(workload, ordered[0])
-        memory = measurer.memory(whole, device)
+        self._at = at or (lambda extents: device)
+        memory = measurer.memory(whole, device, self._at)
         self._kernels = Kernels(self._stack, whole, device, measurer, memory, exact_only)
         tiles = {one: device.backend.shape_of_tile(of_family(one)) for one in candidates}
         found = Measured(threads=device.model.host.threads, tiles=tiles, ends=(ordered[0], ordered[-1]))
@@ -142,7 +146,7 @@ class Measurement:
 
     def _session(self, extents: Extents) -> LocalSession:
         if extents not in self._sessions:
-            opened = self._measurer.session(self._workload.at(extents), self._device, rows_past_end=self._past)
+            opened = self._measurer.session(self._workload.at(extents), self._at(extents), rows_past_end=self._past)
             self._sessions[extents] = self._stack.enter_context(opened)
         return self._sessions[extents]
 

@@ -12,6 +12,7 @@ from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
 from subtune.core.dispatch import Extents
 from subtune.dynamic.marks import alone
+from subtune.dynamic.working_set import DeviceAt
 from subtune.dynamic.workload import DynamicWorkload
 from subtune.tuning.waves import in_turn
 
@@ -39,6 +40,7 @@ def proposals(
     topk: int,
     without: Collection[str] = (),
     between: Sequence[Extents] = (),
+    at: DeviceAt | None = None,
 ) -> dict[Candidate, tuple[Extents, ...]]:
     """The policy's candidates for the probes, the first ones of all before the second ones, and for which probes; the
     ones that are for most probes are for all instances.
@@ -46,14 +48,16 @@ def proposals(
     Args:
         without: families.
         between: more instances, of which the first candidates alone are taken, beside those of the others.
+        at: the device as an instance finds it; None: as it is.
     """
     turns: list[tuple[int, Candidate, Extents, Candidate]] = []
     is_many = device.backend.measuring.overlaps
     for extents in (*probes, *between):
         is_between = extents in between
         try:
-            problem = Problem(workload.at(extents), device.model, device.numerics)
-            served = _served(problem, device, topk, without)
+            here = at(extents) if at else device
+            problem = Problem(workload.at(extents), here.model, here.numerics)
+            served = _served(problem, here, topk, without)
             found = list(served)
             ranked = in_turn(found, device.backend.tile, every_family=True) if is_many else found
         except Exception:  # a policy may not foresee an axis of one element

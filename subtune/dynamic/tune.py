@@ -29,6 +29,7 @@ from subtune.dynamic.propose import LARGE_BYTES, for_one, proposals, weights_byt
 from subtune.dynamic.refine import HeldOut
 from subtune.dynamic.serve import carried, schedule
 from subtune.dynamic.workbench import Workbench
+from subtune.dynamic.working_set import WorkingSet
 from subtune.dynamic.workload import DynamicWorkload
 
 _STEP = 1.6
@@ -57,6 +58,7 @@ class Prospect:
         is_heavy: the workload counts in the model's time.
         topk: candidates for each measured instance.
         is_light: nearly nothing of the model's time is its.
+        working_set: of the model; None: `device` is as it is for any instance.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Prospect:
         topk: int,
         device: Device,
         is_light: bool = False,
+        working_set: WorkingSet | None = None,
     ) -> None:
         self._workload, self._domain, self._device = workload, domain, device
         self._exact_only, self._is_heavy, self._is_light, self._topk = exact_only, is_heavy, is_light, topk
+        self._at = working_set.device_at(device, workload) if working_set else lambda extents: device
         self._begun: Measurement | None = None
         self._chosen: list[Mapping[Candidate, Sequence[Extents]]] = []
 
@@ -132,7 +136,7 @@ class Prospect:
                     proposed.setdefault(at, []).append(one)
         further = HeldOut(self._workload, self._domain, proposed) if self._is_heavy else None
         where = (self._instances, self._checks, self._exact_only, self._device, measurer)
-        return Measurement(self._workload, candidates, *where, further=further, in_haste=self._is_light)
+        return Measurement(self._workload, candidates, *where, further=further, in_haste=self._is_light, at=self._at)
 
     @cached_property
     def _probes(self) -> list[Extents]:
@@ -145,13 +149,13 @@ class Prospect:
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
         without = () if tiles_rows(self._workload, self._device) else MIXING
-        found = proposals(self._workload, probes, self._device, topk, without, self._further)
+        found = proposals(self._workload, probes, self._device, topk, without, self._further, self._at)
         if is_overlapping:
             found = self._exact(found)
         if self._is_heavy and self._device.backend.measuring.overlaps and set(self._probes[0]) == {1}:
             found |= for_one(self._workload, self._device, topk)
         memory = measurer.memory(
-            carried(self._workload, self._workload.extents_at(self._domain.greatest)), self._device
+            carried(self._workload, self._workload.extents_at(self._domain.greatest)), self._device, self._at
         )
         new = [one for one in found if memory.built(one) is None]
         left_out = set(new[int(measurer.most) :]) if measurer.most < len(new) else set()

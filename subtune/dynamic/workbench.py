@@ -16,6 +16,7 @@ from subtune.core.saved import from_plain, to_plain
 from subtune.core.workload import Workload
 from subtune.database import Database
 from subtune.database.instances import Instances, Known, Outcome
+from subtune.dynamic.working_set import DeviceAt
 from subtune.measure import LocalMeasurer
 from subtune.measure.messages import Library
 from subtune.measure.session import LocalSession
@@ -48,16 +49,40 @@ class Workbench:
         with self.measurer.session(workload, device, **more) as session:
             yield session
 
-    def memory(self, workload: Workload, device: Device) -> Memory:
-        return Memory(Instances(self.database, workload, device.scope()) if self.database else None)
+    def memory(self, workload: Workload, device: Device, at: DeviceAt | None = None) -> Memory:
+        """Of a workload's kernels; of its instances as `at` has the device there, or as it is."""
+        return Memory(_Kept(self.database, workload, device, at) if self.database else None)
+
+
+class _Kept:
+    """Of one workload in a database: builds as of `device`, outcomes as of the state in which an instance finds it."""
+
+    def __init__(self, database: Database, workload: Workload, device: Device, at: DeviceAt | None) -> None:
+        self._database, self._workload = database, workload
+        self._at: DeviceAt = at or (lambda extents: device)
+        self._states: dict[str, tuple[Instances, Mapping[Candidate, Mapping[Extents, Outcome]]]] = {}
+        self.builds = Instances(database, workload, device.scope())
+
+    def outcomes(self, extents: Extents) -> Mapping[Candidate, Mapping[Extents, Outcome]]:
+        return self._state(extents)[1]
+
+    def add_outcomes(self, extents: Extents, outcomes: Mapping[Candidate, Outcome]) -> None:
+        self._state(extents)[0].add_outcomes(extents, outcomes)
+
+    def _state(self, extents: Extents) -> tuple[Instances, Mapping[Candidate, Mapping[Extents, Outcome]]]:
+        scope = self._at(extents).scope()
+        if scope.device not in self._states:
+            instances = Instances(self._database, self._workload, scope)
+            self._states[scope.device] = instances, instances.outcomes()
+        return self._states[scope.device]
 
 
 class Memory:
     """What is remembered of one dynamic workload, and what is added."""
 
-    def __init__(self, instances: Instances | None) -> None:
-        self._instances = instances
-        self._known: Mapping[Candidate, Known] = instances.known() if instances else {}
+    def __init__(self, kept: _Kept | None) -> None:
+        self._kept = kept
+        self._known: Mapping[Candidate, Known] = kept.builds.known() if kept else {}
 
     @property
     def has_times(self) -> bool:
@@ -79,8 +104,9 @@ class Memory:
 
     def outcome(self, candidate: Candidate, extents: Extents, is_timed: bool) -> float | Failure | None:
         """Seconds at an instance, or why it is not served; None where that, or a time, is not known."""
-        known = self._known.get(candidate)
-        found = known.outcomes.get(extents) if known else None
+        if self._kept is None or candidate not in self._known:
+            return None
+        found = self._kept.outcomes(extents).get(candidate, {}).get(extents)
         if found is None or (is_timed and not found.is_timed and not isinstance(found.result, Failure)):
             return None
         return found.result
@@ -97,13 +123,13 @@ class Memory:
         return True
 
     def add_builds(self, builds: Mapping[Candidate, Library | Failure]) -> None:
-        if self._instances:
+        if self._kept:
             plain = {one: how if isinstance(how, Failure) else _plain(how) for one, how in builds.items()}
-            self._instances.add_builds({one: how for one, how in plain.items() if how is not None})
+            self._kept.builds.add_builds({one: how for one, how in plain.items() if how is not None})
 
     def add_outcomes(self, extents: Extents, results: Mapping[Candidate, float | Failure], is_timed: bool) -> None:
-        if self._instances:
-            self._instances.add_outcomes(extents, {one: Outcome(of, is_timed) for one, of in results.items()})
+        if self._kept:
+            self._kept.add_outcomes(extents, {one: Outcome(of, is_timed) for one, of in results.items()})
 
 
 def _plain(library: Library) -> dict[str, Any] | None:

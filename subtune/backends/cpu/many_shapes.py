@@ -20,9 +20,9 @@ from subtune.backends.cpu.family import CPUFamily
 from subtune.core.candidate import Candidate
 from subtune.patterns.contraction import Contraction
 
-_BLOCK_HEIGHTS = (4, 5, 6, 7, 8, 10, 13)
-"""Of 8 rows and more one of the first four computes a ninth too much at most, of 38 and more a thirteenth. Where few
-tiles are above each other the higher ones ask for less of the weights at a time."""
+_BLOCK_HEIGHTS = range(4, 15)
+"""Of 8 rows and more one of the first four computes a ninth too much at most, of 38 and more a thirteenth. Higher ones
+ask for less of the weights at a time."""
 _SOME_HEIGHTS = 4
 _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
