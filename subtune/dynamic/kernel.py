@@ -48,7 +48,8 @@ _TILES_OTHERS = (Window, Planes, Pooled, Bottleneck, Chain, ChainWithCopies)
 
 MIXING = frozenset(("strassen",))
 """Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote would get into
-the results, which look right where it happens to be small: these have to know the extents."""
+the results, which look right where it happens to be small: where rows vary these have to know the extents. Of images
+they know how many there are, and take the last pixel for those that a tile lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _plainer(candidate: Candidate) -> Candidate:
 
 
 def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
-    if workload.extents and candidate.family in MIXING:
+    if candidate.family in MIXING and tiles_rows(workload, device):
         return _within_memory(workload, _knowing_extents(workload, candidate, device))
     reason = NotApplicable("no instance can be scheduled")
     ways = [(False, 0)]
@@ -168,7 +169,7 @@ def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -
 
 def most_rows(workload: DynamicWorkload, candidate: Candidate, device: Device) -> int:
     """Of its tiles: at most so many, less one, are computed past the last row."""
-    if workload.extents and candidate.family in MIXING:
+    if candidate.family in MIXING and tiles_rows(workload, device):
         return _rows_of_blocks(candidate)
     return max(max(granules, default=1) for granules in _granules(workload, candidate, device))
 
@@ -179,7 +180,7 @@ def _rows_of_blocks(candidate: Candidate) -> int:
 
 def _knowing_extents(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
     """A kernel of whole tiles that takes what it adds up from the rows that there are."""
-    if not _has_free_rows(workload) or not tiles_rows(workload, device):
+    if not _has_free_rows(workload):
         return NotApplicable(f"{candidate.family} adds up rows, and these are not alone")
     blocks, granule = 2 ** int(candidate["levels"]), _rows_of_blocks(candidate)
     greatest = workload.greatest or (_USUAL,)

@@ -80,7 +80,7 @@ def proposals(
     most = _FEW_KERNELS if is_large else _MANY_KERNELS if is_many else _MOST_KERNELS
     of_between = {one for one, at in origins.items() if set(at) <= set(between)}
     built = [*dict.fromkeys(instead_of[one] for one in origins if one not in of_between)][:most]
-    kept = {one: at for one, at in origins.items() if one in of_between or instead_of[one] in built}
+    kept = {one: at for one, at in origins.items() if not set(between).isdisjoint(at) or instead_of[one] in built}
     everywhere: list[Candidate] = []
     for one in sorted(kept, key=lambda one: -len(kept[one])):
         of_family = sum(other.family == one.family for other in everywhere)

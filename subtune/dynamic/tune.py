@@ -37,6 +37,8 @@ _STEP = 1.6
 heights are proposed."""
 _FINE_STEP = _STEP ** (1 / 3)
 """Of instances that are not measured, whose first candidates are."""
+_FINER_STEP = _STEP ** (1 / 8)
+"""Of those with so few rows that a last tile of another height is felt."""
 _FEW_ROWS, _SMALL_BYTES = 12, 1 << 23
 """Of which every number wants tiles of its own height, where weights come faster than few rows are multiplied."""
 _SOME_ROWS = 128
@@ -148,8 +150,7 @@ class Prospect:
         if measurer.most < len(probes):
             probes = _spread(probes, max(2, int(measurer.most)))
         is_overlapping = self._exact_only and tiles_rows(self._workload, self._device)
-        without = () if tiles_rows(self._workload, self._device) else MIXING
-        found = proposals(self._workload, probes, self._device, topk, without, self._further, self._at)
+        found = proposals(self._workload, probes, self._device, topk, between=self._further, at=self._at)
         if is_overlapping:
             found = self._exact(found)
         if self._is_heavy and self._device.backend.measuring.overlaps and set(self._probes[0]) == {1}:
@@ -169,7 +170,8 @@ class Prospect:
             return []
         instances, _ = instances_of(self._workload, self._domain)
         values = [extent for (extent,) in instances if extent > 0]
-        found = [(value,) for value in _series(values, _FINE_STEP)] if values else []
+        is_few = not self._device.backend.measuring.overlaps
+        found = [(value,) for value in _series(values, _FINER_STEP if is_few else _FINE_STEP)] if values else []
         if not self._device.backend.measuring.overlaps:
             nbytes = weights_bytes(self._workload, self._probes[-1])
             if nbytes > LARGE_BYTES or not tiles_rows(self._workload, self._device):

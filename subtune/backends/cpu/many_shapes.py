@@ -6,9 +6,11 @@ one wastes little anywhere: all with the same packed weights, so that each costs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from math import prod
+from functools import lru_cache
+from math import ceil, prod
 
 from subtune.backends.base import Problem
 from subtune.backends.cpu.device import CPUModel
@@ -23,7 +25,9 @@ from subtune.patterns.contraction import Contraction
 _BLOCK_HEIGHTS = range(4, 15)
 """Of 8 rows and more one of the first four computes a ninth too much at most, of 38 and more a thirteenth. Higher ones
 ask for less of the weights at a time."""
-_SOME_HEIGHTS = 4
+_SOME_HEIGHTS = 5
+_SOME_MORE, _LOOKS = 1.6, 16
+"""Times the rows of an instance, up to where others are that are not measured; and at how many of these is looked."""
 _TILE_HEIGHTS = (10, 13, 16)
 """Of tile registers, whose products take 6 cycles and 0.6 a row: one of them is an eleventh too slow at most."""
 _OF_L2 = 0.65
@@ -122,9 +126,23 @@ def _of_many_rows(problem: Problem[CPUModel], knobs: amx.Knobs) -> amx.Knobs:
 
 
 def _of_all_heights(problem: Problem[CPUModel], candidate: Candidate, knobs: strassen.Knobs) -> Sequence[Candidate]:
-    """Where few tiles are above each other; what is fastest for this instance first."""
-    rows = prod(axis.extent for axis in problem.pattern.of_role("m")) / 2**knobs.levels
-    if rows > _MANY_TILES * knobs.mr:
+    """Where few tiles are above each other; what is fastest for this instance first, and then for those of some more
+    rows, what is so for most of them first."""
+    axes = [axis.extent for axis in problem.pattern.of_role("m")]
+    rows = prod(axes)
+    if len(axes) > 1:  # else a tile has pixels of two images, and each such kernel takes ten times as long to be made
+        return (candidate,) if prod(axes[1:]) % (2**knobs.levels * knobs.mb) == 0 else ()
+    if rows > _MANY_TILES * knobs.mr * 2**knobs.levels:
         return (candidate,)
-    found = [one for mr in _BLOCK_HEIGHTS for one in strassen.of_any_rows(problem, knobs, mr)]
-    return sorted(found, key=lambda one: one.predicted_s)[:_SOME_HEIGHTS] or (candidate,)
+    return _fastest(problem, replace(knobs, mr=0, nr=0, mb=0, order="", passes=0), rows) or (candidate,)
+
+
+@lru_cache(maxsize=16)
+def _fastest(problem: Problem[CPUModel], knobs: strassen.Knobs, rows: int) -> list[Candidate]:
+    """The same for all candidates of an instance that share their weights."""
+    fastest: Counter[Candidate] = Counter()
+    for height in range(rows, ceil(_SOME_MORE * rows) + 1, max(1, rows // _LOOKS)):
+        found = [one for mr in _BLOCK_HEIGHTS for one in strassen.of_any_rows(problem, knobs, height, mr)]
+        if found:
+            fastest[min(found, key=lambda one: one.predicted_s)] += rows if height == rows else 1
+    return [one for one, _ in fastest.most_common(_SOME_HEIGHTS)]

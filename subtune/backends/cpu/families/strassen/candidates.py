@@ -105,13 +105,13 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     return found
 
 
-def of_any_rows(problem: CPUProblem, knobs: Knobs, mr: int) -> list[Candidate]:
-    """In tiles of so many rows, for any number of these: one for each order, as wide as is fastest for this one.
+def of_any_rows(problem: CPUProblem, knobs: Knobs, height: int, mr: int) -> list[Candidate]:
+    """In tiles of `mr` rows, for any number of these: one for each order, as wide as is fastest for `height` rows.
 
     Of panels, threads take even shares, or one after the other where there are none; of rows, shares of whole tiles.
     """
     device, side = problem.device, 2**knobs.levels
-    height, k, n = (prod(axis.extent for axis in problem.pattern.of_role(role)) for role in "mkn")
+    k, n = (prod(axis.extent for axis in problem.pattern.of_role(role)) for role in "kn")
     found = []
     for order in ("tn", "n", "tm"):
         mb = mr * device.threads if order == "tm" else mr
