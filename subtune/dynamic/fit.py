@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import prod
@@ -27,6 +28,8 @@ _MOST_BESIDE_QUOTIENT = 2
 """Terms of a polynomial one of which has a quotient."""
 DIVISORS = tuple(dict.fromkeys((32, 4, 16, 8, 64, 2, *range(3, 64), 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024)))
 """Rows of tiles and lanes of vectors."""
+_NUMBER, _MOST_ROWS = re.compile(r"\d+"), 1024
+"""Of a knob's value; and of a tile."""
 _POWERS = tuple(2**i for i in range(2, 11))
 """By which three times an extent is divided, too: rows of 768 elements in blocks of 1024."""
 _MOST_OF_SHARES, _POINTS_OF_SHARES = 256, 7
@@ -39,6 +42,12 @@ NO_STEPS: Mapping[str, int] = MappingProxyType({})
 _Points = tuple[tuple[int, ...], ...]
 _Chosen = tuple[int, ...]
 """The terms of a sum: their places among the products."""
+
+
+def divisors_with(knobs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    """By what extents may be divided: by a candidate's own numbers before any other that would say the same."""
+    own = {int(number) for _, value in knobs for number in _NUMBER.findall(str(value))}
+    return tuple(dict.fromkeys((*sorted((one for one in own if 1 < one <= _MOST_ROWS), reverse=True), *DIVISORS)))
 
 
 class Fitter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -13,7 +12,7 @@ from subtune.backends.base import Device, Problem
 from subtune.core.candidate import Candidate
 from subtune.core.dims import Dim, Quotient, quotient
 from subtune.core.kernel import ConstantTransform, Kernel, NotApplicable
-from subtune.dynamic.fit import DIVISORS
+from subtune.dynamic.fit import divisors_with
 from subtune.dynamic.own_memory import writes_before_start, writes_past_end
 from subtune.dynamic.rounded import with_tiles
 from subtune.dynamic.samples import sample_tiles
@@ -37,9 +36,6 @@ _USUAL = 128
 """The greatest extent, where nobody says one."""
 _MANY = 200
 """Extents of which a third is more than reductions are long that GPUs schedule as short ones."""
-_NUMBER = re.compile(r"\d+")
-_MOST_ROWS = 1024
-"""Of a tile."""
 _TELLING = (0, 3)
 """Points at which most kernels differ that do so at all: their extents leave other remainders by 4, by 8 and by 16."""
 
@@ -48,8 +44,7 @@ _TILES_OTHERS = (Window, Planes, Pooled, Bottleneck, Chain, ChainWithCopies)
 
 MIXING = frozenset(("strassen",))
 """Families whose kernels add rows up and take them away again. A row past the last one that nobody wrote would get into
-the results, which look right where it happens to be small: where rows vary these have to know the extents. Of images
-they know how many there are, and take the last pixel for those that a tile lacks."""
+the results, which look right where it happens to be small: these have to know the extents, as those of images do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,7 @@ def _plainer(candidate: Candidate) -> Candidate:
 
 
 def _dynamic_kernel(workload: DynamicWorkload, candidate: Candidate, device: Device) -> DynamicKernel | NotApplicable:
-    if candidate.family in MIXING and tiles_rows(workload, device):
+    if _mixes_rows(workload, candidate, device):
         return _within_memory(workload, _knowing_extents(workload, candidate, device))
     reason = NotApplicable("no instance can be scheduled")
     ways = [(False, 0)]
@@ -169,9 +164,15 @@ def _granules(workload: DynamicWorkload, candidate: Candidate, device: Device) -
 
 def most_rows(workload: DynamicWorkload, candidate: Candidate, device: Device) -> int:
     """Of its tiles: at most so many, less one, are computed past the last row."""
-    if candidate.family in MIXING and tiles_rows(workload, device):
+    if _mixes_rows(workload, candidate, device):
         return _rows_of_blocks(candidate)
     return max(max(granules, default=1) for granules in _granules(workload, candidate, device))
+
+
+def _mixes_rows(workload: DynamicWorkload, candidate: Candidate, device: Device) -> bool:
+    """Whether it adds up rows of which it has to be told how many there are."""
+    count = len(workload.extents) if candidate.family in MIXING else 0
+    return count > 1 or (count == 1 and tiles_rows(workload, device))
 
 
 def _rows_of_blocks(candidate: Candidate) -> int:
@@ -278,17 +279,11 @@ def _compared(
         graphs[at] = graph_of(device.backend.comparable(kernel.func, device))
         if len(graphs) == len(_TELLING) and (differs := difference(list(graphs.values()))):
             return differs
-    template = template_of([graphs[at] for at in range(len(sizes))], named, _divisors(candidates[0]))
+    template = template_of([graphs[at] for at in range(len(sizes))], named, divisors_with(candidates[0].knobs))
     if isinstance(template, NotApplicable):
         return template
-    found, is_lowered = with_tiles(template, named), device.backend.compares_lowered
-    return DynamicKernel(candidates[0], granules, found, packings[0], knows_extents, is_lowered)
-
-
-def _divisors(candidate: Candidate) -> tuple[int, ...]:
-    """By what extents may be divided: by the candidate's own numbers before any other that would say the same."""
-    own = {int(number) for _, value in candidate.knobs for number in _NUMBER.findall(str(value))}
-    return tuple(dict.fromkeys((*sorted((one for one in own if 1 < one <= _MOST_ROWS), reverse=True), *DIVISORS)))
+    is_lowered = device.backend.compares_lowered
+    return DynamicKernel(candidates[0], granules, with_tiles(template, named), packings[0], knows_extents, is_lowered)
 
 
 @lru_cache(maxsize=64)
