@@ -37,7 +37,7 @@ _STEP = 1.6
 heights are proposed."""
 _FINE_STEP = _STEP ** (1 / 3)
 """Of instances that are not measured, whose first candidates are."""
-_FINER_STEP = _STEP ** (1 / 8)
+_FINER_STEP = _STEP ** (1 / 5)
 """Of those with so few rows that a last tile of another height is felt."""
 _FEW_ROWS, _SMALL_BYTES = 12, 1 << 23
 """Of which every number wants tiles of its own height, where weights come faster than few rows are multiplied."""
