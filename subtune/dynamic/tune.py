@@ -172,7 +172,7 @@ class Prospect:
         values = [extent for (extent,) in instances if extent > 0]
         is_few = not self._device.backend.measuring.overlaps
         found = [(value,) for value in _series(values, _FINER_STEP if is_few else _FINE_STEP)] if values else []
-        if not self._device.backend.measuring.overlaps:
+        if is_few:
             nbytes = weights_bytes(self._workload, self._probes[-1])
             if nbytes > LARGE_BYTES or not tiles_rows(self._workload, self._device):
                 return []

@@ -54,14 +54,22 @@ class Workbench:
         return Memory(_Kept(self.database, workload, device, at) if self.database else None)
 
 
+_State = tuple[Instances, Mapping[Candidate, Mapping[Extents, Outcome]]]
+"""In which instances find the device: where its outcomes are kept, and those that are."""
+
+
 class _Kept:
     """Of one workload in a database: builds as of `device`, outcomes as of the state in which an instance finds it."""
 
     def __init__(self, database: Database, workload: Workload, device: Device, at: DeviceAt | None) -> None:
         self._database, self._workload = database, workload
         self._at: DeviceAt = at or (lambda extents: device)
-        self._states: dict[str, tuple[Instances, Mapping[Candidate, Mapping[Extents, Outcome]]]] = {}
-        self.builds = Instances(database, workload, device.scope())
+        scope = device.scope()
+        self.builds = Instances(database, workload, scope)
+        self.known = self.builds.known()
+        own = {one: known.outcomes for one, known in self.known.items()}
+        self._states: dict[str, _State] = {scope.device: (self.builds, own)}
+        self._at_instances: dict[Extents, _State] = {}
 
     def outcomes(self, extents: Extents) -> Mapping[Candidate, Mapping[Extents, Outcome]]:
         return self._state(extents)[1]
@@ -69,12 +77,14 @@ class _Kept:
     def add_outcomes(self, extents: Extents, outcomes: Mapping[Candidate, Outcome]) -> None:
         self._state(extents)[0].add_outcomes(extents, outcomes)
 
-    def _state(self, extents: Extents) -> tuple[Instances, Mapping[Candidate, Mapping[Extents, Outcome]]]:
-        scope = self._at(extents).scope()
-        if scope.device not in self._states:
-            instances = Instances(self._database, self._workload, scope)
-            self._states[scope.device] = instances, instances.outcomes()
-        return self._states[scope.device]
+    def _state(self, extents: Extents) -> _State:
+        if extents not in self._at_instances:  # what a device is called takes longer to be found than an outcome
+            scope = self._at(extents).scope()
+            if scope.device not in self._states:
+                instances = Instances(self._database, self._workload, scope)
+                self._states[scope.device] = instances, instances.outcomes()
+            self._at_instances[extents] = self._states[scope.device]
+        return self._at_instances[extents]
 
 
 class Memory:
@@ -82,7 +92,7 @@ class Memory:
 
     def __init__(self, kept: _Kept | None) -> None:
         self._kept = kept
-        self._known: Mapping[Candidate, Known] = kept.builds.known() if kept else {}
+        self._known: Mapping[Candidate, Known] = kept.known if kept else {}
 
     @property
     def has_times(self) -> bool:

@@ -11,6 +11,11 @@ _UNEVEN = 0.02
 0.5 % (median), but by 10 to 20 % on average: something else runs on one of them now and then."""
 
 
+def shares_out(grains: int, device: CPUModel) -> bool:
+    """Whether there are several threads, and each gets as many of `grains` equal pieces."""
+    return device.threads > 1 and grains % device.threads == 0
+
+
 def imbalance(grains: int, device: CPUModel) -> float:
     """The time of `grains` equal pieces over that of work without pieces, from 1.
 

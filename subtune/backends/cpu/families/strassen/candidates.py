@@ -13,7 +13,7 @@ from math import ceil, prod
 from subtune.backends.algorithms.strassen import PRODUCTS, strassen_obstacle, terms
 from subtune.backends.algorithms.winograd import winograd_obstacle
 from subtune.backends.base import OUTER
-from subtune.backends.cpu.balance import imbalance
+from subtune.backends.cpu.balance import imbalance, shares_out
 from subtune.backends.cpu.bandwidth import LOADS_PER_CYCLE, bytes_per_cycle, crossing_cycles, tile_load_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.family import ALGORITHM, REGISTERS, CPUProblem
@@ -27,7 +27,7 @@ _EPILOGUE_CYCLES = 2.0  # per vector and operand of the output
 _HIDDEN = 0.03
 _EXPOSED = 0.25  # of the time of what is read again while something is multiplied
 _VECTORS = (1, 2, 3, 4, 6)  # of a tile's width
-_SOME_TILES = 8  # of any number of rows
+_PASSES = 4  # of any number of rows
 _MAX_ROWS = 16
 _LEAST_ROWS = 8
 _PADDED = 1.03
@@ -112,30 +112,24 @@ def of_any_rows(problem: CPUProblem, knobs: Knobs, height: int, mr: int) -> list
     """
     device, side = problem.device, 2**knobs.levels
     k, n = (prod(axis.extent for axis in problem.pattern.of_role(role)) for role in "kn")
+    widths = [nr for nr in _widths(n // side, device.lanes()) if _fits(mr, nr // device.lanes(), device)]
+    even = [nr for nr in widths if shares_out(n // side // nr, device)]
+    uneven = [nr for nr in widths if nr not in even]
     found = []
-    for order in ("tn", "n", "tm"):
+    for order, of_order in (("tn", even), ("n", uneven), ("tm", widths if device.threads > 1 else [])):
         mb = mr * device.threads if order == "tm" else mr
         block = (padded_rows(height, knobs.levels, mb), k // side, n // side)
-        made = []
-        for nr in _widths(n // side, device.lanes()):
-            is_even = _shares_out(n // side, nr, device)
-            if not _fits(mr, nr // device.lanes(), device) or (is_even != (order == "tn") and order != "tm"):
-                continue
-            passes = _SOME_TILES // 2 if knobs.prefetch else 0
-            one = replace(knobs, mr=mr, mb=mb, nr=nr, order=order, passes=passes)
-            made.append(Candidate.of("strassen", one, _predict(block, one, problem.workload, device)))
-        if made and (order != "tm" or device.threads > 1):
-            found.append(min(made, key=lambda one: one.predicted_s))
+        some = replace(knobs, mr=mr, mb=mb, order=order, passes=_PASSES if knobs.prefetch else 0)
+        made = [
+            Candidate.of("strassen", one, _predict(block, one, problem.workload, device))
+            for one in (replace(some, nr=nr) for nr in of_order)
+        ]
+        found += [min(made, key=lambda one: one.predicted_s)] if made else []
     return found
 
 
 def _widths(columns: int, lanes: int) -> list[int]:
     return [vectors * lanes for vectors in _VECTORS if columns % (vectors * lanes) == 0]
-
-
-def _shares_out(columns: int, nr: int, device: CPUModel) -> bool:
-    """Whether every thread gets as many panels."""
-    return device.threads > 1 and columns // nr % device.threads == 0
 
 
 def _fits(mr: int, vectors: int, device: CPUModel) -> bool:
@@ -149,7 +143,7 @@ def _around(problem: CPUProblem, levels: int, extents: tuple[int, int, int], mr:
     products = PRODUCTS**levels
     streams = device.comes_from_memory(products * k * n * 4)
     stays = int(device.l2_bytes / 2 / (products * nr * 4))  # rows whose products of a panel stay in L2
-    shares = [("tn", mr)] if _shares_out(n, nr, device) else []
+    shares = [("tn", mr)] if shares_out(n // nr, device) else []
     for order, mb in [("n", mr), *shares, *(("m", b) for b in _blocks(height, mr, stays, device))]:
         rows = ceil(height / mb) * mb
         of_panel = mb if order == "m" else rows

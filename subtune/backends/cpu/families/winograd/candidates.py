@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from subtune.backends.algorithms.winograd import integer_obstacle, winograd_obstacle
 from subtune.backends.base import OUTER
-from subtune.backends.cpu.balance import imbalance
+from subtune.backends.cpu.balance import imbalance, shares_out
 from subtune.backends.cpu.bandwidth import bytes_per_cycle, crossing_cycles
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.winograd.arithmetic import INTEGERS, arithmetic_of
@@ -96,7 +96,7 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
         for fuse, shares in ((False, False), (False, True), (True, False)):
             rows = tiles_w if fuse else batch * tiles_h * tiles_w
             for vectors in (v for v in (1, 2, 3, 4) if (anchor.per_group or out_channels) % (v * lanes) == 0):
-                if shares and not shares_out(anchor, vectors * lanes, device):
+                if shares and not shares_columns(anchor, vectors * lanes, device):
                     continue
                 for mr in range(2, _MAX_ROWS + 1):
                     if (fuse and rows % mr) or mr >= 2 * rows:
@@ -111,10 +111,10 @@ def candidates(problem: CPUProblem) -> list[Candidate]:
     return found
 
 
-def shares_out(anchor: Contraction, nr: int, device: CPUModel) -> bool:
+def shares_columns(anchor: Contraction, nr: int, device: CPUModel) -> bool:
     """Whether every thread gets as many panels of columns, each of which needs all channels of the input."""
     panels, rest = divmod(anchor.n.extent, nr)
-    return device.threads > 1 and not anchor.per_group and not rest and panels % device.threads == 0
+    return not anchor.per_group and not rest and shares_out(panels, device)
 
 
 def _predict(anchor: Contraction, knobs: Knobs, grid: tuple[int, int, int], device: CPUModel) -> float:

@@ -22,7 +22,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from subtune.backends.algorithms.winograd import TRANSFORMS
 from subtune.backends.cpu.device import CPUModel
 from subtune.backends.cpu.families.winograd.arithmetic import FLOATS, INTEGERS, arithmetic_of
-from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle, shares_out
+from subtune.backends.cpu.families.winograd.candidates import Knobs, obstacle, shares_columns
 from subtune.backends.cpu.families.winograd.coming_rows import prefetch_coming_rows
 from subtune.backends.cpu.families.winograd.stages import Geometry, rewritten
 from subtune.backends.cpu.family import CPUProblem
@@ -50,7 +50,7 @@ def schedule(problem: CPUProblem, knobs: Knobs) -> Kernel | NotApplicable:
     columns, lanes = info.per_group or info.n.extent, info.lanes(problem.device.lanes())
     if nr % lanes or columns % nr:
         return NotApplicable(f"{columns} channels are no multiple of nr={nr} in vectors of {lanes}")
-    if knobs.shares and not shares_out(info, nr, problem.device):
+    if knobs.shares and not shares_columns(info, nr, problem.device):
         return NotApplicable("columns are not shared out evenly")
     weights = by.weights(info, m, nr)
     func, geometry = rewritten(sch, stages, info, m, weights, 1 if knobs.fuse else knobs.mr)
